@@ -1,0 +1,136 @@
+"""What an Accelerate configuration gets wrong although each of its keys and values is allowed.
+
+In: the document, and the DeepSpeed document it names if that is at hand. Out: Problems. Answers: does the launch start
+as many processes as meant, with the DeepSpeed settings meant?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.check.deepspeed_rules import section, tp_of
+from planner.check.rules import finding
+from planner.records.problem import Problem
+
+# accelerate refuses these beside deepspeed_config_file (accelerate 1.15, DeepSpeedPlugin)
+OWNED_BY_THE_FILE = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
+    *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
+)
+HERE = "$.deepspeed_config"
+
+
+def accelerate_problems(config: Any) -> list[Problem]:
+    """Every rule that needs this file only."""
+    if not isinstance(config, Mapping):
+        return [
+            finding("DS001", "$", "an Accelerate configuration is one YAML mapping", fix="write `key: value` lines")
+        ]
+    problems = [*_false_for_no(config), *_counts(config), *_parallelism(config)]
+    if config.get("distributed_type") == "DEEPSPEED":
+        problems += [*_two_homes(config), *_host_file(config), *_yaml_offload(config)]
+    return problems
+
+
+def pair_problems(accelerate: Mapping[str, Any], deepspeed: Mapping[str, Any], deepspeed_name: str) -> list[Problem]:
+    """Rules across the YAML and the JSON it names: the ranks, and what they mean for batch and tensor parallelism."""
+    ranks = accelerate.get("num_processes")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        return []
+    problems = []
+    tp = tp_of(deepspeed)
+    if ranks % tp:
+        message = f"`autotp_size` {tp} does not divide {ranks} processes"
+        problems.append(
+            finding("DS051", "$.tensor_parallel.autotp_size", message, fix="choose a divisor", file=deepspeed_name)
+        )
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, accumulation = (deepspeed.get(name) for name in names)
+    accumulation = 1 if accumulation is None else accumulation
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in (total, micro, accumulation)):
+        product = micro * accumulation * ranks  # type: ignore[operator]
+        if total != product:
+            message = (
+                f"`{total}` is not micro-batch x accumulation x ranks = {micro} x {accumulation} x {ranks} = {product}"
+            )
+            problems.append(
+                finding("DS021", "$.train_batch_size", message, fix="leave `train_batch_size` out", file=deepspeed_name)
+            )
+    return problems
+
+
+def _false_for_no(config: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in ("mixed_precision", "distributed_type"):
+        if config.get(key) is False:
+            yield finding("DS112", f"$.{key}", "an unquoted `no` is false in YAML", fix="write 'no' in quotes")
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
+    processes, machines, rank = (config.get(key) for key in ("num_processes", "num_machines", "machine_rank"))
+    if not isinstance(machines, int) or isinstance(machines, bool) or machines < 1:
+        return
+    if isinstance(processes, int) and processes > 0 and processes % machines:
+        message = f"{processes} processes cannot be shared out over {machines} machines; the number is the total of all"
+        yield finding("DS123", "$.num_processes", message, fix="write GPUs per machine x machines")
+    if isinstance(rank, int) and rank >= machines:
+        yield finding(
+            "DS123", "$.machine_rank", f"`{rank}` is no rank of {machines} machines", fix=f"0 to {machines - 1}"
+        )
+
+
+def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
+    prefix = "parallelism_config_"
+    for key, value in section(config, "parallelism_config").items():
+        path = f"$.parallelism_config.{key}"
+        if not str(key).startswith(prefix):
+            yield finding("DS126", path, f"accelerate reads `{prefix}{key}` only", fix=f"write `{prefix}{key}`")
+        elif key == f"{prefix}tp_size" and value != 1 and config.get("distributed_type") == "DEEPSPEED":
+            message = "with DeepSpeed this switches no tensor parallelism on"
+            yield finding("DS126", path, message, fix="set `tensor_parallel.autotp_size` in the DeepSpeed file")
+
+
+def _two_homes(config: Mapping[str, Any]) -> Iterator[Problem]:
+    deepspeed = section(config, "deepspeed_config")
+    if deepspeed.get("deepspeed_config_file") is None:
+        return
+    for key in OWNED_BY_THE_FILE:
+        if deepspeed.get(key) is not None:
+            message = f"accelerate refuses `{key}` beside `deepspeed_config_file`"
+            yield finding("DS120", f"{HERE}.{key}", message, fix="keep it in the DeepSpeed file only")
+    if config.get("mixed_precision") is not None:
+        message = "accelerate refuses `mixed_precision` beside `deepspeed_config_file`"
+        yield finding("DS120", "$.mixed_precision", message, fix="keep `bf16` or `fp16` in the DeepSpeed file only")
+
+
+def _host_file(config: Mapping[str, Any]) -> Iterator[Problem]:
+    deepspeed, machines = section(config, "deepspeed_config"), config.get("num_machines", 1)
+    launcher = deepspeed.get("deepspeed_multinode_launcher") or "pdsh"
+    needs_hosts = launcher != "standard" and not deepspeed.get("deepspeed_hostfile")
+    if isinstance(machines, int) and machines > 1 and needs_hosts:
+        message = f"with launcher `{launcher}` and no `deepspeed_hostfile`, {machines} machines become one"
+        fix = "set `deepspeed_multinode_launcher: standard` and start it on every node, or name a host file"
+        yield finding("DS122", f"{HERE}.deepspeed_multinode_launcher", message, fix=fix)
+
+
+def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
+    deepspeed = section(config, "deepspeed_config")
+    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+        if deepspeed.get(key) not in (None, "none"):
+            message = "`accelerate launch` does not pass the path on"
+            yield finding(
+                "DS124", f"{HERE}.{key}", message, fix="write a DeepSpeed file and name it in `deepspeed_config_file`"
+            )
+    if deepspeed.get("deepspeed_config_file") is not None:
+        return
+    stage = deepspeed.get("zero_stage", 2)
+    optimizer, params = (
+        str(deepspeed.get(f"offload_{part}_device") or "none").lower() for part in ("optimizer", "param")
+    )
+    if params != "none" and stage in (0, 1, 2):
+        message = f"parameters are not offloaded at stage {stage}"
+        yield finding("DS125", f"{HERE}.offload_param_device", message, fix="use stage 3, or write none")
+    if optimizer != "none" and stage == 0:
+        yield finding(
+            "DS125", f"{HERE}.offload_optimizer_device", "nothing is offloaded at stage 0", fix="use stage 1 or above"
+        )

@@ -1,0 +1,92 @@
+"""Do the files of a plan folder say the same?
+
+In: the documents of plan.json, ds_config.json and accelerate.yaml. Out: Problems. Answers: is the first plan of
+plan.json what the engine will read and what the launcher will start?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.check.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
+from planner.check.rules import finding
+from planner.records.candidate import Offload
+from planner.records.problem import Problem
+
+
+def plan_problems(
+    plan: Mapping[str, Any], deepspeed: Mapping[str, Any], accelerate: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Every rule across the files of a plan."""
+    plans = plan.get("plans")
+    if not isinstance(plans, list) or not plans or not isinstance(plans[0], Mapping):
+        return [finding("DS201", "$.plans", "there is no plan in plan.json", fix="plan again", file="plan.json")]
+    best = plans[0]
+    problems = [*_deepspeed_is_the_plan(best, deepspeed), *_no_auto(deepspeed)]
+    if accelerate is not None:
+        problems += _accelerate_is_the_plan(best, plan, accelerate)
+    return problems
+
+
+def _deepspeed_is_the_plan(best: Mapping[str, Any], deepspeed: Mapping[str, Any]) -> Iterator[Problem]:
+    offload = best.get("offload")
+    devices = Offload(offload) if offload in {choice.value for choice in Offload} else Offload.NONE
+    found = {
+        "zero_stage": ("$.zero_optimization.stage", stage_of(deepspeed)),
+        "tp": ("$.tensor_parallel.autotp_size", tp_of(deepspeed)),
+        "micro_batch": ("$.train_micro_batch_size_per_gpu", deepspeed.get("train_micro_batch_size_per_gpu")),
+        "accumulation": ("$.gradient_accumulation_steps", deepspeed.get("gradient_accumulation_steps", 1)),
+        "precision": ("$.fp16.enabled" if is_on(deepspeed, "fp16") else "$.bf16.enabled", precision_of(deepspeed)),
+    }
+    for key, (path, value) in found.items():
+        if value != best.get(key):
+            message = f"{key.replace('_', ' ')} is `{value}`, in plan.json `{best.get(key)}`"
+            yield finding("DS202", path, message, fix="plan again instead of editing", file="ds_config.json")
+    for block, wanted in (("offload_optimizer", devices.optimizer_device), ("offload_param", devices.param_device)):
+        device = device_of(deepspeed, block)
+        if device != wanted:
+            path = f"$.zero_optimization.{block}.device"
+            message = f"`{block}` goes to `{device}`, in plan.json to `{wanted}`"
+            yield finding("DS202", path, message, fix="plan again instead of editing", file="ds_config.json")
+    if "train_batch_size" in deepspeed:
+        message = "the total batch follows from micro-batch and accumulation"
+        yield finding("DS022", "$.train_batch_size", message, fix="leave it out", file="ds_config.json")
+
+
+def precision_of(deepspeed: Mapping[str, Any]) -> str:
+    """`bf16`, `fp16` or `fp32`, as the engine will train."""
+    if is_on(deepspeed, "bf16") or is_on(deepspeed, "bfloat16"):
+        return "bf16"
+    return "fp16" if is_on(deepspeed, "fp16") else "fp32"
+
+
+def _no_auto(value: Any, path: str = "$") -> Iterator[Problem]:
+    if value == "auto":
+        yield finding("DS014", path, 'a plan holds plain values, no `"auto"`', fix="plan again", file="ds_config.json")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _no_auto(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _no_auto(inner, f"{path}[{index}]")
+
+
+def _accelerate_is_the_plan(
+    best: Mapping[str, Any], plan: Mapping[str, Any], accelerate: Mapping[str, Any]
+) -> Iterator[Problem]:
+    ranks, nodes = (best.get("tp"), best.get("dp")), section(plan, "cluster").get("nodes")
+    expected = {
+        "$.num_processes": (ranks[0] * ranks[1] if all(isinstance(rank, int) for rank in ranks) else None),  # type: ignore[operator]
+        "$.num_machines": nodes,
+        "$.distributed_type": "DEEPSPEED",
+        "$.deepspeed_config.deepspeed_config_file": "ds_config.json",
+        "$.deepspeed_config.zero3_init_flag": best.get("zero_stage") == 3,
+    }
+    for path, wanted in expected.items():
+        found: Any = accelerate
+        for key in path.split(".")[1:]:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found != wanted:
+            message = f"`{path.rpartition('.')[2]}` is `{found}`, by plan.json it is `{wanted}`"
+            yield finding("DS203", path, message, fix="plan again instead of editing", file="accelerate.yaml")

@@ -1,0 +1,93 @@
+"""The rules of `dsplan check`: what each number stands for, how bad it is, and when it bites.
+
+In: nothing. Out: the table `RULES` and `finding`, which fills a Problem from it.
+DS0xx concern a DeepSpeed file, DS1xx an Accelerate file, DS2xx a plan folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.records.problem import Problem, Severity
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule: a line of documentation, its usual severity, and when it bites."""
+
+    title: str
+    severity: Severity = ERROR
+    bites: str = "config"  # config, engine init, first step, save, silently
+
+
+RULES = {
+    "DS001": Rule(title="the file is not JSON or YAML"),
+    "DS002": Rule(title="only DeepSpeed itself reads comments and trailing commas in JSON", severity=WARNING),
+    "DS003": Rule(title="a key is written twice"),
+    "DS010": Rule(title="no such key in a section that refuses unknown keys"),
+    "DS011": Rule(title="a key that nothing reads: misspelt or in the wrong place", bites="silently"),
+    "DS012": Rule(title="a block that DeepSpeed 0.19.8 has removed"),
+    "DS013": Rule(title="a value of the wrong type or out of range"),
+    "DS014": Rule(title='"auto" that nothing replaces', bites="silently"),
+    "DS015": Rule(title="a deprecated key", severity=WARNING),
+    "DS020": Rule(title="neither the micro-batch nor the total batch is given"),
+    "DS021": Rule(title="total batch = micro-batch x accumulation x ranks does not hold"),
+    "DS022": Rule(title="a fixed total batch breaks with another number of GPUs", severity=WARNING),
+    "DS030": Rule(title="fp16 and bf16 are both on"),
+    "DS031": Rule(title="a fixed loss scale switches dynamic scaling off", severity=WARNING, bites="first step"),
+    "DS032": Rule(title="fp32 gradient accumulation without ZeRO", bites="engine init"),
+    "DS040": Rule(title="parameter offload needs ZeRO-3", bites="silently"),
+    "DS041": Rule(title="optimizer offload needs ZeRO", bites="first step"),
+    "DS042": Rule(title="NVMe offload without a path", bites="engine init"),
+    "DS043": Rule(title="a setting that only ZeRO-3 obeys", bites="silently"),
+    "DS044": Rule(title="ZeRO-3 sizes without ZeRO-3", severity=INFO, bites="silently"),
+    "DS045": Rule(title="without the gather flag a save writes no whole model", severity=WARNING, bites="save"),
+    "DS050": Rule(title="tensor-parallel sizes that disagree", bites="engine init"),
+    "DS051": Rule(title="the tensor-parallel size does not divide the ranks", bites="engine init"),
+    "DS060": Rule(title="gradient_clipping is not given, and DeepSpeed clips at 1.0", severity=INFO, bites="silently"),
+    "DS061": Rule(title="clipping without the gradient norm", bites="engine init"),
+    "DS062": Rule(title="a parameter that the optimizer does not take", bites="engine init"),
+    "DS063": Rule(title="a scheduler that cannot start", bites="engine init"),
+    "DS064": Rule(title="a gradient reduction that ZeRO does not allow", bites="engine init"),
+    "DS065": Rule(title="activation_checkpointing cannot be switched on here", bites="silently"),
+    "DS066": Rule(title="an optimizer that DeepSpeed or ZeRO refuses", bites="engine init"),
+    "DS110": Rule(title="a key that accelerate does not know"),
+    "DS111": Rule(title="a key that accelerate copies and nothing reads", bites="silently"),
+    "DS112": Rule(title="a value that accelerate or DeepSpeed refuses"),
+    "DS120": Rule(title="a setting with two homes"),
+    "DS121": Rule(title="the DeepSpeed file that the YAML names is not there"),
+    "DS122": Rule(title="several nodes through ssh without a host file train on one node", bites="silently"),
+    "DS123": Rule(title="process and machine counts that do not go together"),
+    "DS124": Rule(title="an NVMe path in the YAML reaches nobody", bites="engine init"),
+    "DS125": Rule(title="offload in the YAML does not go with its ZeRO stage", bites="silently"),
+    "DS126": Rule(title="parallelism_config asks for what DeepSpeed does not do", bites="silently"),
+    "DS201": Rule(title="plan.json does not have the form of a plan document"),
+    "DS202": Rule(title="ds_config.json is not what plan.json says", bites="silently"),
+    "DS203": Rule(title="accelerate.yaml is not what plan.json says", bites="silently"),
+    "DS204": Rule(title="a file of the plan folder is missing"),
+}
+
+
+def finding(
+    rule: str,
+    path: str,
+    message: str,
+    *,
+    fix: str,
+    severity: Severity | None = None,
+    bites: str | None = None,
+    file: str = "",
+) -> Problem:
+    """A Problem with what the table knows about its rule."""
+    known = RULES[rule]
+    return Problem(
+        rule=rule,
+        severity=severity or known.severity,
+        file=file,
+        path=path,
+        message=message,
+        bites=bites or known.bites,
+        fix=fix,
+    )

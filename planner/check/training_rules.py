@@ -1,0 +1,128 @@
+"""Optimizer, scheduler and clipping in a DeepSpeed configuration.
+
+In: the document. Out: Problems. Answers: will the optimizer and the scheduler be built, and with the values meant?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from planner.check.deepspeed_rules import ZERO, device_of, section, stage_of
+from planner.check.rules import finding
+from planner.errors import nearest
+from planner.records.problem import Problem, Severity
+
+# Types that ZeRO runs without zero_allow_untested_optimizer (deepspeed/runtime/zero/utils.py); upper case is ignored.
+TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
+OWN = (*TESTED, "lamb", "muadam", "muadamw", "musgd")
+GONE = ("onebitadam", "zerooneadam", "onebitlamb")
+# Constructor arguments of FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW, and what the engine takes out before.
+ADAM_PARAMETERS = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "adam_w_mode", "torch_adam", "set_grad_none"),
+    *("fp32_optimizer_states", "fused", "foreach", "maximize", "capturable", "differentiable"),
+)
+SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+COSINE_PARAMETERS = (
+    "total_num_steps",
+    "warmup_min_ratio",
+    "warmup_num_steps",
+    "cos_min_ratio",
+    "warmup_type",
+    "last_batch_iteration",
+)
+
+
+def training_problems(config: Mapping[str, Any]) -> list[Problem]:
+    """Every rule of this module over one document."""
+    return [problem for rule in RULES for problem in rule(config)]
+
+
+def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
+    kind = section(config, "optimizer").get("type")
+    if not isinstance(kind, str) or kind == "auto":
+        return
+    path, name = "$.optimizer.type", kind.lower()
+    if name in GONE:
+        yield finding("DS066", path, f"DeepSpeed has removed `{kind}`", fix="use AdamW")
+    elif stage_of(config) > 0 and name not in TESTED and config.get("zero_allow_untested_optimizer") is not True:
+        near = nearest(name, OWN, limit=1)
+        fix = (
+            f"did you mean `{near[0]}`?" if near and name not in OWN else "set `zero_allow_untested_optimizer` to true"
+        )
+        yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix)
+
+
+def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
+    kind, params = section(config, "optimizer").get("type"), section(config, "optimizer", "params")
+    path = "$.optimizer.params"
+    if "max_grad_norm" in params:
+        yield finding(
+            "DS062", f"{path}.max_grad_norm", "the optimizer has no such parameter", fix="use `gradient_clipping`"
+        )
+    if isinstance(kind, str) and kind.lower() in ("adam", "adamw"):
+        for key in params:
+            if key not in ADAM_PARAMETERS and key != "max_grad_norm":
+                near = nearest(key, ADAM_PARAMETERS, limit=1)
+                fix = (
+                    "write `lr`" if key == "learning_rate" else f"did you mean `{near[0]}`?" if near else "take it out"
+                )
+                yield finding("DS062", f"{path}.{key}", f"`{kind}` has no parameter `{key}`", fix=fix)
+    if params.get("torch_adam") is True and device_of(config, "offload_optimizer") != "none":
+        message = "torch's AdamW steps the offloaded states, several times slower than DeepSpeed's CPU Adam"
+        yield finding(
+            "DS062", f"{path}.torch_adam", message, fix="leave it out", severity=Severity.WARNING, bites="silently"
+        )
+
+
+def scheduler_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
+    kind = section(config, "scheduler").get("type")
+    if not isinstance(kind, str) or kind in SCHEDULERS or kind == "auto":
+        return
+    near = nearest(kind, SCHEDULERS, limit=1)
+    if near or not kind.endswith(("LR", "Restarts", "Plateau")):  # anything else may be a class of torch
+        fix = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(SCHEDULERS)}, or a class of torch"
+        yield finding("DS063", "$.scheduler.type", f"there is no scheduler `{kind}`", fix=fix)
+
+
+def clipping(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if "gradient_clipping" not in config:
+        message = "not given: DeepSpeed clips at 1.0, whatever the Trainer's `max_grad_norm` says"
+        yield finding("DS060", "$.gradient_clipping", message, fix="add it")
+    if section(config, "zero_optimization").get("compute_grad_norm") is False and config.get("gradient_clipping", 1.0):
+        path = f"{ZERO}.compute_grad_norm"
+        yield finding(
+            "DS061", path, "clipping needs the gradient norm", fix="set `gradient_clipping` to 0, or leave it out"
+        )
+
+
+def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
+    kind, params = section(config, "scheduler").get("type"), section(config, "scheduler", "params")
+    path = "$.scheduler.params"
+    if kind in ("WarmupDecayLR", "WarmupCosineLR") and params.get("total_num_steps") is None:
+        yield finding("DS063", f"{path}.total_num_steps", f"`{kind}` needs `total_num_steps`", fix="add it")
+    if kind == "WarmupDecayLR" and "warmup_max_lr" not in params:
+        message = "without `warmup_max_lr` the learning rate becomes 0.001, whatever the optimizer says"
+        yield finding("DS063", f"{path}.warmup_max_lr", message, fix="add it", bites="silently")
+    if kind == "WarmupCosineLR":
+        for key in params:
+            if key not in COSINE_PARAMETERS:
+                message = f"`WarmupCosineLR` has no parameter `{key}`"
+                yield finding("DS063", f"{path}.{key}", message, fix="it takes `warmup_min_ratio` and `cos_min_ratio`")
+    steps = params.get("warmup_num_steps", 1)
+    if kind in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR") and steps != "auto":
+        whole = isinstance(steps, int) and not isinstance(steps, bool)
+        if not whole or steps <= 0:
+            message = f"`{steps}` is not a positive whole number of steps"
+            yield finding(
+                "DS063", f"{path}.warmup_num_steps", message, fix="write 1 or more, without point or exponent"
+            )
+
+
+RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Problem]], ...] = (
+    optimizer_is_known,
+    optimizer_parameters,
+    scheduler_is_known,
+    scheduler_can_start,
+    clipping,
+)

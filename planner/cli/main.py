@@ -1,0 +1,94 @@
+"""The `dsplan` command: `dsplan --model 13b --gpus 4xA100-80G` is `dsplan plan …`, spelled short.
+
+Parses, calls one library function, prints. Errors become one line and a hint on stderr, with the exit code of their branch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from planner.cli import check, estimate, plan, show, smoke
+from planner.errors import PlannerError, nearest, one_line
+
+app = typer.Typer(
+    help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, and the files to launch it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
+app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate_command)
+app.command("check")(check.check_command)
+app.command("smoke")(smoke.smoke_command)
+app.command("show")(show.show_command)
+COMMANDS = ("plan", "estimate", "check", "smoke", "show")
+LATER = ("measure", "calibrate", "compare", "report", "diagnose", "accuracy")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT001, FBT003
+) -> None:
+    """`dsplan --model 13b --gpus 4xA100-80G` plans; it is short for `dsplan plan …`."""
+    if version:
+        from planner.api import dsplan_version
+
+        typer.echo(f"dsplan {dsplan_version()}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command line."""
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(args=with_command(arguments), prog_name="dsplan", standalone_mode=False)
+    except PlannerError as error:
+        return complain(error.message, error.hint, error.exit_code)
+    except typer.BadParameter.__mro__[1] as error:  # UsageError, whichever click typer brings
+        return complain(str(getattr(error, "message", error)).rstrip("."), usage_hint(error), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return complain("interrupted", "", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def with_command(arguments: list[str]) -> list[str]:
+    """`--model …` means `plan --model …`; a leading word must be a command."""
+    if not arguments or arguments[0] in (*COMMANDS, "--help", "--version"):
+        return arguments
+    if arguments[0].startswith("-"):
+        return ["plan", *arguments]
+    word = arguments[0]
+    if word in LATER:
+        raise PlannerError(f"`dsplan {word}` is not written yet", hint=f"the commands are {', '.join(COMMANDS)}")
+    near = nearest(word, COMMANDS)
+    hint = f"did you mean `dsplan {near[0]}`?" if near else f"the commands are {', '.join(COMMANDS)}; to plan, start with `--model`"
+    raise PlannerError(f"`{word}` is no command", hint=hint)
+
+
+def usage_hint(error: Exception) -> str:
+    """The nearest option, or where the help is."""
+    near = getattr(error, "possibilities", None)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    context = getattr(error, "ctx", None)
+    name = context.command_path if context else "dsplan"
+    return f"`{name} --help` lists every flag"
+
+
+def complain(message: str, hint: str, code: int) -> int:
+    """One line on stderr, a hint under it."""
+    typer.echo(f"error: {one_line(message)}", err=True)
+    if hint:
+        typer.echo(f"\nhint: {one_line(hint)}", err=True)
+    return code

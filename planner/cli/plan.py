@@ -1,0 +1,105 @@
+"""`dsplan plan`, the main job: search, rank, explain, write the launch files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.cli import options as o
+
+EXAMPLES = (
+    "Examples: dsplan --model 13b --gpus 4xA100-80G · dsplan plan --model Qwen/Qwen2.5-32B --gpus 2x8xH100-80G "
+    "--seq-len 4096 --global-batch 64 · dsplan plan --model ./config.json --gpus 8xA100-40G --zero 2,3 --json"
+)
+
+
+def plan_command(
+    *,
+    model: o.Model = None,
+    gpus: o.Gpus = None,
+    seq_len: o.SeqLen = None,
+    global_batch: o.GlobalBatch = None,
+    method: o.Method = None,
+    precision: o.Precision = None,
+    optimizer: o.Optimizer = None,
+    attention: o.Attention = None,
+    loss: o.Loss = None,
+    host_ram: o.HostRam = None,
+    zero: o.Zero = None,
+    tp: o.Tp = None,
+    micro_batch: o.MicroBatch = None,
+    checkpointing: o.Checkpointing = None,
+    offload: o.Offload = None,
+    accumulation: o.Accumulation = None,
+    config: o.Config = None,
+    objective: o.Objective = None,
+    margin: o.Margin = None,
+    integration: o.Integration = None,
+    tokens: o.Tokens = None,
+    launcher: o.Launcher = None,
+    script: o.Script = None,
+    top: o.Top = None,
+    batch: o.Batch = None,
+    out: o.Out = None,
+    json: o.Json = False,
+    smoke: o.Smoke = False,
+    force: o.Force = False,
+    script_arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments of the script.", show_default=False)] = None,
+) -> int:
+    """Search ZeRO stage, tensor parallelism, checkpointing, offload and micro-batch; write the best plan's files."""
+    request = {k: v for k, v in locals().items() if k not in ("batch", "out", "json", "smoke", "force")}
+    if batch is not None:
+        from planner.api import plan
+        from planner.cli.batch import run_batch
+
+        return run_batch(Path(batch), plan, request)
+    return _answer(request, out=out, as_json=json, smoke=smoke, force=force)
+
+
+def _answer(request: dict[str, Any], *, out: str | None, as_json: bool, smoke: bool, force: bool) -> int:
+    """Plan, print, write; 3 when nothing fits."""
+    from planner.api import plan
+    from planner.cli.show_answer import print_json, print_nothing_fits
+    from planner.report.text import plan_text
+
+    answer = plan(**request)
+    if not answer.fits:
+        if as_json:
+            print_json(answer.to_dict())
+        else:
+            typer.echo(plan_text(answer.plan), nl=False)
+        return print_nothing_fits(answer.plan)
+    folder = Path(out) if out is not None else None
+    if folder is None and not as_json:
+        folder = Path(default_folder(str(request["model"]), str(request["gpus"])))
+    files = answer.files()
+    if folder is not None:
+        from planner.render.folder import write_folder
+
+        write_folder(folder, files, force=force)
+    if as_json:
+        print_json(answer.to_dict())
+    else:
+        typer.echo(plan_text(answer.plan), nl=False)
+        typer.echo(_next_steps(folder, files))
+    if smoke and folder is not None:
+        from planner.cli.smoke import dry_run
+
+        return dry_run(folder, quiet=as_json)
+    return 0
+
+
+def default_folder(model: str, gpus: str) -> str:
+    """`dsplan-13b-4xA100-80G`: both names with everything but letters, digits, dots and dashes made a dash."""
+    words = (re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).stem if text.endswith((".json", ".toml")) else text) for text in (model, gpus))
+    return "-".join(["dsplan", *(word.strip("-.") or "plan" for word in words)])
+
+
+def _next_steps(folder: Path | None, files: dict[str, str]) -> str:
+    if folder is None:
+        return ""
+    names = ", ".join(sorted(files))
+    return f"\nwrote {folder}/: {names}\nnext  dsplan smoke {folder}   (dry run on this machine's CPU)\n      bash {folder}/launch.sh"

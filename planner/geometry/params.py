@@ -1,0 +1,212 @@
+"""Parameter tensors of a model: from its shape to every tensor by name and size, and to counts per model and rank.
+
+Answers "how many parameters are there, how many does one token use, and how many does a tensor-parallel rank hold?".
+Names, sizes and counts are those of the transformers 5.24 classes: fused projections are one tensor, all experts of a
+layer are two. The split of each tensor is what DeepSpeed 0.19.8's AutoTP did in a run of the real engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from planner.records.model import AutoTP, ModelShape, ParameterTensor, Position, Split
+from planner.units import ceil_div
+
+EXPERT_PREFIX = "layer/mlp/expert/"
+"""The tensors that hold all routed experts of a layer."""
+
+
+@lru_cache(maxsize=512)
+def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
+    """Every parameter tensor of the model; a tied head is not listed, because it is the embedding.
+
+    Formula: the sum of `numel * count` equals `sum(p.numel() for p in model.parameters())`.
+    Source: transformers 5.24, the modeling file of each model_type (named in catalog/data/families.toml).
+    Leaves out: buffers (rotary tables, masks), which are no parameters.
+    """
+    if shape.autotp is AutoTP.REFUSED:
+        return tuple(_tensor(t.name, t.rows, t.columns, t.count, Split.REPLICATED) for t in _tensors(shape))
+    return tuple(_tensors(shape))
+
+
+def parameter_count(shape: ModelShape) -> int:
+    """All parameters of the model.
+
+    Formula: sum of numel * count over the tensors.
+    Source: transformers 5.24, `model.num_parameters()`.
+    Leaves out: nothing; tied weights count once.
+    """
+    return sum(tensor.numel * tensor.count for tensor in parameter_tensors(shape))
+
+
+def active_parameter_count(shape: ModelShape) -> int:
+    """Parameters that one token is multiplied by.
+
+    Formula: all, less (E - k) / E of the routed experts.
+    Source: Jiang et al. 2024, arXiv:2401.04088, section 2.1: k of E experts per token.
+    Leaves out: that the embedding is looked up rather than multiplied.
+    """
+    idle = shape.experts - shape.experts_per_token
+    routed = sum(t.numel * t.count for t in parameter_tensors(shape) if t.name.startswith(EXPERT_PREFIX))
+    return parameter_count(shape) - (routed // shape.experts * idle if shape.experts else 0)
+
+
+def rank_numel(tensor: ParameterTensor, tp: int) -> int:
+    """Elements of one occurrence on the fullest tensor-parallel rank.
+
+    Formula: ceil(rows / tp) * columns when split by columns, rows * ceil(columns / tp) when by rows, else all.
+    Source: DeepSpeed 0.19.8, deepspeed/module_inject/tp_shard.py `get_shard_size`, deepspeed/module_inject/layers.py.
+    Leaves out: key/value heads that tp does not divide, where AutoTP cuts by whole heads (a search rule refuses them).
+    """
+    if tensor.split is Split.COLUMN:
+        return ceil_div(tensor.rows, tp) * tensor.columns
+    if tensor.split is Split.ROW:
+        return tensor.rows * ceil_div(tensor.columns, tp)
+    return tensor.numel
+
+
+def rank_parameter_count(shape: ModelShape, tp: int) -> int:
+    """All parameters on the fullest tensor-parallel rank.
+
+    Formula: sum of rank_numel * count.
+    Source: DeepSpeed 0.19.8, deepspeed/module_inject/auto_tp.py; equal to the engine's own count at tp 2.
+    Leaves out: what `rank_numel` leaves out.
+    """
+    return sum(rank_numel(tensor, tp) * tensor.count for tensor in parameter_tensors(shape))
+
+
+@lru_cache(maxsize=512)
+def layer_numel(shape: ModelShape, tp: int) -> int:
+    """Elements of the largest decoder layer on the fullest tensor-parallel rank.
+
+    Formula: sum of rank_numel over the tensors of one layer; the larger kind where dense and expert layers mix.
+    Source: transformers 5.24, the modeling file of each model_type.
+    Leaves out: nothing.
+    """
+    dense = experts = common = 0
+    for tensor in parameter_tensors(shape):
+        if tensor.name.startswith("layer/mlp/"):
+            if shape.experts and tensor.name in _EXPERT_LAYER_NAMES:
+                experts += rank_numel(tensor, tp) * (tensor.count // (shape.layers - shape.dense_layers))
+            else:
+                layers = shape.dense_layers if shape.experts else shape.layers
+                dense += rank_numel(tensor, tp) * (tensor.count // layers)
+        elif tensor.name.startswith("layer/"):
+            common += rank_numel(tensor, tp) * (tensor.count // shape.layers)
+    return common + max(dense, experts)
+
+
+@lru_cache(maxsize=512)
+def largest_tensor_numel(shape: ModelShape, tp: int) -> int:
+    """Elements of the largest single tensor on the fullest tensor-parallel rank.
+
+    Formula: the maximum of rank_numel.
+    Source: transformers 5.24, the modeling file of each model_type.
+    Leaves out: nothing.
+    """
+    return max(rank_numel(tensor, tp) for tensor in parameter_tensors(shape))
+
+
+_EXPERT_LAYER_NAMES = frozenset(
+    (
+        "layer/mlp/router",
+        "layer/mlp/expert/gate_up",
+        "layer/mlp/expert/down",
+        "layer/mlp/shared/gate",
+        "layer/mlp/shared/up",
+        "layer/mlp/shared/down",
+        "layer/mlp/shared/router",
+    )
+)
+
+
+def _tensor(name: str, rows: int, columns: int, count: int, split: Split) -> ParameterTensor:
+    return ParameterTensor(name=name, rows=rows, columns=columns, count=count, split=split)
+
+
+def _tensors(shape: ModelShape) -> Iterator[ParameterTensor]:
+    """The tensors in the order of a forward pass, with the split of a type that AutoTP converts."""
+    width = shape.trait("embedding_width", shape.hidden)
+    vocabulary_parallel = bool(shape.trait("vocab_parallel_head", default=False))
+    yield _tensor("embedding", shape.vocab, width, 1, Split.COLUMN if vocabulary_parallel else Split.REPLICATED)
+    if shape.position is Position.LEARNED:
+        rows = shape.max_positions + shape.trait("position_offset", default=0)
+        yield _tensor("position", rows, shape.hidden, 1, Split.REPLICATED)
+    if width != shape.hidden:
+        yield _tensor("embedding_projection", shape.hidden, width, 1, Split.REPLICATED)
+        yield _tensor("head_projection", width, shape.hidden, 1, Split.REPLICATED)
+    if shape.trait("embedding_norm", default=False):
+        yield from _norm(shape, "embedding_norm", 1)
+    yield from _norm(shape, "layer/norm", shape.layers * shape.norms_per_layer)
+    yield from _attention(shape)
+    yield from _dense_mlp(shape)
+    if shape.experts:
+        yield from _expert_mlp(shape)
+    if shape.final_norm:
+        yield from _norm(shape, "final_norm", 1)
+    if not shape.tied_embeddings:
+        split = Split.REPLICATED if shape.trait("replicated_head", default=False) else Split.COLUMN
+        yield _tensor("head", shape.vocab, width, 1, split)
+        if shape.head_bias:
+            yield _tensor("head_bias", shape.vocab, 1, 1, split)
+
+
+def _norm(shape: ModelShape, name: str, count: int) -> Iterator[ParameterTensor]:
+    if shape.trait("norm_weight", default=True):
+        yield _tensor(name, shape.hidden, 1, count, Split.REPLICATED)
+    if shape.trait("norm_bias", default=False):
+        yield _tensor(f"{name}_bias", shape.hidden, 1, count, Split.REPLICATED)
+
+
+def _attention(shape: ModelShape) -> Iterator[ParameterTensor]:
+    layers = shape.layers
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    fused = bool(shape.trait("fused_qkv", default=False))
+    projections = (("qkv", query + 2 * key),) if fused else (("q", query), ("k", key), ("v", key))
+    for name, rows in projections:
+        yield _tensor(f"layer/attention/{name}", rows, shape.hidden, layers, Split.COLUMN)
+        if shape.qkv_bias:
+            yield _tensor(f"layer/attention/{name}_bias", rows, 1, layers, Split.COLUMN)
+    if shape.qk_norm:
+        kind = shape.trait("qk_norm_width", "head")
+        for name, heads in (("q_norm", shape.heads), ("k_norm", shape.kv_heads)):
+            width = shape.head_dim * (heads if kind == "heads" else 1)
+            count = layers * (heads if kind == "each_head" else 1)
+            yield _tensor(f"layer/attention/{name}", width, 1, count, Split.REPLICATED)
+            if shape.trait("qk_norm_bias", default=False):
+                yield _tensor(f"layer/attention/{name}_bias", width, 1, count, Split.REPLICATED)
+    yield _tensor("layer/attention/o", shape.hidden, query, layers, Split.ROW)
+    if shape.attention_output_bias:
+        yield _tensor("layer/attention/o_bias", shape.hidden, 1, layers, Split.REPLICATED)
+
+
+def _dense_mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
+    layers = shape.dense_layers if shape.experts else shape.layers
+    if not layers:
+        return
+    if shape.trait("fused_gate_up", default=False):
+        inner: tuple[tuple[str, int], ...] = (("gate_up", 2 * shape.ffn_hidden),)
+    else:
+        inner = tuple((name, shape.ffn_hidden) for name in (("gate", "up") if shape.gated_mlp else ("up",)))
+    for name, rows in inner:
+        yield _tensor(f"layer/mlp/{name}", rows, shape.hidden, layers, Split.COLUMN)
+        if shape.mlp_bias:
+            yield _tensor(f"layer/mlp/{name}_bias", rows, 1, layers, Split.COLUMN)
+    yield _tensor("layer/mlp/down", shape.hidden, shape.ffn_hidden, layers, Split.ROW)
+    if shape.mlp_bias:
+        yield _tensor("layer/mlp/down_bias", shape.hidden, 1, layers, Split.REPLICATED)
+
+
+def _expert_mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
+    """Routed experts as transformers 5 stores them: all of a layer stacked in two tensors."""
+    layers = shape.layers - shape.dense_layers
+    hidden, width, shared = shape.hidden, shape.expert_ffn_hidden, shape.shared_ffn_hidden
+    yield _tensor("layer/mlp/router", shape.experts, hidden, layers, Split.REPLICATED)
+    yield _tensor("layer/mlp/expert/gate_up", shape.experts * 2 * width, hidden, layers, Split.COLUMN)
+    yield _tensor("layer/mlp/expert/down", shape.experts * hidden, width, layers, Split.ROW)
+    if shared:
+        yield _tensor("layer/mlp/shared/gate", shared, hidden, layers, Split.COLUMN)
+        yield _tensor("layer/mlp/shared/up", shared, hidden, layers, Split.COLUMN)
+        yield _tensor("layer/mlp/shared/down", hidden, shared, layers, Split.ROW)
+        yield _tensor("layer/mlp/shared/router", 1, hidden, layers, Split.REPLICATED)

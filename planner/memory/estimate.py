@@ -1,0 +1,87 @@
+"""The memory of one candidate: all terms, the bytes of every phase, and the moment that binds each.
+
+In: model, cluster, workload, candidate. Out: `MemoryEstimate`. Question: how much does the fullest GPU, and how much
+does a node's host, hold in each phase?
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from planner.geometry.params import parameter_count
+from planner.memory.activations import activation_terms
+from planner.memory.gpu_terms import Inputs, gpu_terms
+from planner.memory.host_terms import host_terms
+from planner.memory.logits import logits_terms
+from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes
+from planner.memory.sizes import rank_sizes
+from planner.records.candidate import Candidate
+from planner.records.estimate import Device, MemoryEstimate, Moment, Term
+from planner.records.machine import Cluster
+from planner.records.model import ModelShape
+from planner.records.request import Workload
+
+
+def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
+    """Every term of the candidate, added up by moment."""
+    terms = (
+        *_terms_of_strategy(
+            model,
+            replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
+            workload.precision.bytes,
+            cluster.gpu.memory_bytes,
+            cluster.gpus_per_node,
+        ),
+        *activation_terms(
+            model,
+            micro_batch=candidate.micro_batch,
+            seq_len=workload.seq_len,
+            tp=candidate.degrees.tp,
+            checkpointing=candidate.checkpointing,
+            precision=workload.precision,
+            attention=workload.attention,
+        ),
+        *logits_terms(
+            model,
+            micro_batch=candidate.micro_batch,
+            seq_len=workload.seq_len,
+            tp=candidate.degrees.tp,
+            precision=workload.precision,
+            loss=workload.loss,
+        ),
+    )
+    return add_up(terms, candidate)
+
+
+@lru_cache(maxsize=1024)
+def _terms_of_strategy(
+    model: ModelShape, strategy: Candidate, element_bytes: int, capacity_bytes: int, ranks_per_node: int
+) -> tuple[Term, ...]:
+    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+    given = Inputs(
+        candidate=strategy,
+        sizes=rank_sizes(model, strategy.degrees.tp),
+        model_elements=parameter_count(model),
+        element_bytes=element_bytes,
+        capacity_bytes=capacity_bytes,
+        ranks_per_node=ranks_per_node,
+    )
+    return tuple(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
+
+
+def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
+    """Bytes of every moment, and the fullest of each device."""
+    alive = {device: [0] * len(Moment) for device in Device}
+    for term in terms:
+        by_moment, size_bytes = alive[term.device], term.size_bytes
+        for moment in term.moments:
+            by_moment[moment] += size_bytes
+    peaks = {device: max(by_moment) for device, by_moment in alive.items()}
+    slack = allocator_slack_bytes(peaks[Device.GPU], candidate.zero)
+    return MemoryEstimate(
+        terms=terms,
+        gpu_overhead_bytes=context_bytes() + communicator_bytes(candidate.degrees) + slack,
+        moment_bytes={device: tuple(by_moment) for device, by_moment in alive.items()},
+        peaks=peaks,
+    )

@@ -1,0 +1,112 @@
+"""Which bytes are in host memory and on local disk at which moment, per node.
+
+In: the same `Inputs` as for the GPU. Out: terms. Every rank of a node adds its own; pinned blocks are rounded one by one.
+"""
+
+from __future__ import annotations
+
+from planner.memory import host, states, transients
+from planner.memory.gpu_terms import FROM_INIT_STATES, TRAINING, Inputs
+from planner.records.candidate import Offload, ZeroStage
+from planner.records.estimate import Device, Moment, Term
+
+EVERY_MOMENT = tuple(Moment)
+PINNING = "deepspeed 0.19.8 offload buffers, pinned by default; rounding by torch/include/ATen/core/CachingHostAllocator.h"
+
+
+def host_terms(given: Inputs) -> list[Term]:
+    """Every term in host memory and on disk."""
+    c, e, ranks = given.candidate, given.element_bytes, given.ranks_per_node
+    sharded_load = c.zero is ZeroStage.PARAMETERS
+    readers = 1 if sharded_load else ranks
+    load_moments = (Moment.LOAD,) if sharded_load else (Moment.LOAD, Moment.INIT_WEIGHTS)
+    fallback = _flatten_through_host_bytes(given)
+    terms = [
+        _term("host/process", EVERY_MOMENT, ranks * host.process_bytes(), "4 GiB per rank", "base per node seen in ZeRO-3 offload logs"),
+        _term("load/copy", load_moments, readers * host.load_copy_bytes(given.model_elements, e),
+              "e * parameters on rank 0 at stage 3, on every rank below", "transformers 5.24 from_pretrained"),
+        _term("save/copy", (Moment.SAVE,), readers * host.save_copy_bytes(given.model_elements, e),
+              "e * parameters on rank 0 at stage 3, on every rank below", "accelerate 1.15 get_state_dict"),
+        _term("init/flatten", (Moment.INIT_WEIGHTS,), ranks * fallback, "2 * e * P per rank, when the GPU cannot hold both copies",
+              "deepspeed/runtime/zero/stage_1_and_2.py flatten_on_accelerator"),
+    ]  # fmt: skip
+    if c.offload is Offload.NONE:
+        return terms
+    if c.offload is Offload.NVME:
+        return [*terms, *_nvme(given)]
+    if c.zero is ZeroStage.PARAMETERS:
+        return [*terms, *_offloaded_stage_three(given)]
+    return [*terms, *_offloaded_one_two(given)]
+
+
+def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str, *, pinned: bool = False) -> Term:
+    return Term(name=name, device=Device.HOST, moments=moments, size_bytes=size_bytes, formula=formula, source=source, pinned=pinned)
+
+
+def _flatten_through_host_bytes(given: Inputs) -> int:
+    """Per rank: weights copied to the host and their flat buffer, when the GPU cannot hold both copies."""
+    c, p, e = given.candidate, given.sizes.total, given.element_bytes
+    if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS) or transients.flatten_copy_bytes(p, e, given.capacity_bytes):
+        return 0
+    return 2 * e * p
+
+
+def _offloaded_one_two(given: Inputs) -> list[Term]:
+    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
+    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
+    terms = [
+        _pinned("states/master", FROM_INIT_STATES, ranks, 4 * share, "ranks * p2(4 * P / N)", pin=pin),
+        _pinned("gradients/fp32", FROM_INIT_STATES, ranks, 4 * share, "ranks * p2(4 * P / N)", pin=pin),
+        _pinned("buffers/weights_staging", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
+        _pinned("buffers/largest_gradient", FROM_INIT_STATES, ranks, e * given.sizes.largest_tensor, "ranks * p2(e * largest tensor)", pin=pin),
+        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", "deepspeed/ops/adam/cpu_adam.py (pageable)"),
+        _term("init/before_pinning", (Moment.INIT_STATES,), ranks * 4 * share if pin else 0, "ranks * 4 * P / N", PINNING),
+    ]  # fmt: skip
+    if c.accumulation > 1:
+        terms.append(_pinned("gradients/accumulated", TRAINING, ranks, e * share, "ranks * p2(e * P / N)", pin=pin))
+    return terms
+
+
+def _offloaded_stage_three(given: Inputs) -> list[Term]:
+    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
+    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
+    group = transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
+    full_groups, rest = divmod(share, group)
+    gradient = full_groups * host.pinned_bytes(4 * group, pin_memory=pin) + host.pinned_bytes(4 * rest, pin_memory=pin)
+    terms = [
+        _term("states/master", FROM_INIT_STATES, ranks * 4 * share, "ranks * 4 * P / N", "deepspeed/runtime/zero/stage3.py (pageable)"),
+        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", "deepspeed/ops/adam/cpu_adam.py (pageable)"),
+        _term("gradients/fp32", FROM_INIT_STATES, ranks * gradient, "ranks * sum over sub-groups of p2(4 * S)", PINNING, pinned=pin),
+        _pinned("gradients/partition", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
+        _term("init/defragment", (Moment.INIT_WEIGHTS,), ranks * e * share, "ranks * e * P / N", "deepspeed/runtime/zero/utils.py defragment"),
+    ]  # fmt: skip
+    if c.offload is Offload.OPTIMIZER_AND_PARAMS:
+        terms.append(_pinned("states/weights", (Moment.LOAD, Moment.INIT_WEIGHTS, *FROM_INIT_STATES), ranks, e * share,
+                             "ranks * p2(e * P / N)", pin=pin))  # fmt: skip
+    return terms
+
+
+def _nvme(given: Inputs) -> list[Term]:
+    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
+    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
+    group = transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
+    parameter_buffer = max(host.NVME_PARAM_BUFFER_ELEMENTS, -(-given.sizes.largest_tensor // c.degrees.dp))
+    on_disk = Term(
+        name="states/nvme", device=Device.DISK, moments=FROM_INIT_STATES, size_bytes=ranks * (16 + e) * share,
+        formula="ranks * (16 + e) * P / N: fp32 weights, momentum, variance, gradients; 16-bit weights",
+        source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
+    )  # fmt: skip
+    return [
+        on_disk,
+        _pinned("gradients/partition", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
+        _pinned("buffers/nvme_parameters", FROM_INIT_STATES, ranks, host.NVME_PARAM_BUFFERS * e * parameter_buffer,
+                "ranks * p2(buffer_count * buffer_size * e)", pin=pin),
+        _pinned("buffers/nvme_optimizer", FROM_INIT_STATES, ranks, host.NVME_OPTIMIZER_BUFFERS * 4 * group,
+                "ranks * p2(buffer_count * 4 * S)", pin=pin),
+    ]  # fmt: skip
+
+
+def _pinned(name: str, moments: tuple[Moment, ...], ranks: int, size_bytes: int, formula: str, *, pin: bool) -> Term:
+    """One page-locked block per rank."""
+    total = ranks * host.pinned_bytes(size_bytes, pin_memory=pin)
+    return _term(name, moments, total, formula, PINNING, pinned=pin)

@@ -1,0 +1,112 @@
+"""Memory of the head and the loss on one GPU: logits are often the largest tensors of a step.
+
+In: model shape, micro-batch, sequence length, tensor-parallel degree, precision, loss. Out: terms. Question: how many
+bytes do logits and their gradients take at the end of forward and at the start of backward?
+
+The loop is the Hugging Face Trainer's: `Trainer.compute_loss` (transformers 5.24) returns the loss alone, so the model's
+output and its logits are gone before `training_step` calls backward: 12V bytes per token in bf16, not 14V.
+"""
+
+from __future__ import annotations
+
+from planner.records.estimate import Device, Moment, Term
+from planner.records.model import ModelShape, Precision
+from planner.records.request import Loss
+from planner.units import ceil_div, next_power_of_two
+
+STANDARD_SOURCE = "transformers 5.24 loss/loss_utils.py ForCausalLMLoss and trainer.py compute_loss; traced"
+FUSED_SOURCE = "Liger Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py; arXiv:2410.10989 section 3.2"
+
+
+def logits_terms(
+    shape: ModelShape, *, micro_batch: int, seq_len: int, tp: int, precision: Precision, loss: Loss
+) -> tuple[Term, ...]:
+    """Head and loss. `tp` changes nothing: AutoTP gathers the logits to full width on every rank."""
+    tokens, width, vocab, hidden = micro_batch * seq_len, precision.bytes, shape.vocab, shape.hidden
+    if loss is Loss.FUSED:
+        chunk = fused_chunk_tokens(tokens, vocab, hidden)
+        return (
+            _term(
+                "logits/fused_chunk",
+                (Moment.FORWARD_END,),
+                fused_chunk_bytes(tokens, vocab, hidden, width),
+                f"chunk {chunk} x {vocab} x {width}",
+                FUSED_SOURCE,
+            ),
+            _term(
+                "logits/fused_gradients",
+                (Moment.FORWARD_END, Moment.BACKWARD_HEAD),
+                fused_gradient_bytes(tokens, vocab, hidden, width),
+                f"{width} x {hidden} x ({tokens} tokens + vocabulary {vocab})",
+                FUSED_SOURCE,
+            ),
+        )
+    capped = bool(shape.trait("final_logit_softcapping"))
+    forward = logits_forward_bytes_per_token(vocab, width, capped=capped)
+    backward = logits_backward_bytes_per_token(vocab, width, capped=capped)
+    return (
+        _term(
+            "logits/forward", (Moment.FORWARD_END,), tokens * forward, f"{tokens} tokens x {forward}", STANDARD_SOURCE
+        ),
+        _term(
+            "logits/backward",
+            (Moment.BACKWARD_HEAD,),
+            tokens * backward,
+            f"{tokens} tokens x {backward}",
+            STANDARD_SOURCE,
+        ),
+    )
+
+
+def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str) -> Term:
+    return Term(name=name, device=Device.GPU, moments=moments, size_bytes=size_bytes, formula=formula, source=source)
+
+
+def logits_forward_bytes_per_token(vocab: int, width: int, *, capped: bool) -> int:
+    """Peak of the forward inside the loss.
+
+    Formula: logits wV + fp32 copy 4V + log-softmax 4V = 10V in bf16, 8V in fp32 (no copy); a soft cap keeps wV more.
+    Source: transformers 5.24 loss/loss_utils.py `ForCausalLMLoss` (labels are shifted, logits are not copied); traced.
+    Leaves out: labels.
+    """
+    return vocab * (width + 4 + (4 if width < 4 else 0) + (width if capped else 0))
+
+
+def logits_backward_bytes_per_token(vocab: int, width: int, *, capped: bool) -> int:
+    """Peak at the start of backward.
+
+    Formula: saved log-softmax 4V + gradient of the loss 4V + gradient of the logits 4V = 12V; a soft cap keeps wV more.
+    Source: torch 2.13 `nll_loss_backward` and `_log_softmax_backward_data`; traced.
+    Leaves out: `outputs.logits` (wV more) where a loop keeps the model's output during backward; the Trainer does not.
+    """
+    return vocab * (12 + (width if capped else 0))
+
+
+def fused_chunk_tokens(tokens: int, vocab: int, hidden: int) -> int:
+    """Tokens whose logits the fused loss makes at a time.
+
+    Formula: min(T, p2(ceil(T / ceil(V / h)))): about as many logits as hidden values.
+    Source: Liger Kernel, fused_linear_cross_entropy.py `fused_linear_cross_entropy_forward` (inc_factor, chunk_size).
+    Leaves out: nothing.
+    """
+    return min(tokens, next_power_of_two(ceil_div(tokens, ceil_div(vocab, hidden))))
+
+
+def fused_chunk_bytes(tokens: int, vocab: int, hidden: int, width: int) -> int:
+    """Logits of one chunk, which its gradient overwrites.
+
+    Formula: chunk * V * w.
+    Source: Liger Kernel, fused_linear_cross_entropy.py: `logits_chunk`, gradient in place.
+    Leaves out: the fp32 product of the head's size that releases before 0.7 and cards before Ampere make per chunk.
+    """
+    return fused_chunk_tokens(tokens, vocab, hidden) * vocab * width
+
+
+def fused_gradient_bytes(tokens: int, vocab: int, hidden: int, width: int) -> int:
+    """Gradients that the fused loss computes in forward and keeps until backward.
+
+    Formula: w * h * (T + V): of the hidden states and of the whole head.
+    Source: Liger Kernel, fused_linear_cross_entropy.py: `grad_input`, `grad_weight`, saved for backward.
+    Leaves out: a head that tensor parallelism divides: Liger reads the rank's own rows.
+    """
+    return width * hidden * (tokens + vocab)

@@ -1,0 +1,55 @@
+"""How many elements one rank holds: the counts every other memory module starts from.
+
+In: a model shape and a tensor-parallel degree. Out: `RankSizes`, counted on the fullest tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.geometry.params import parameter_tensors, rank_numel
+from planner.records.model import ModelShape, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSizes:
+    """Element counts of one tensor-parallel rank (the whole model when tp is 1)."""
+
+    total: int
+    divided: int  # elements of tensors that tensor parallelism splits
+    largest_tensor: int
+    layer: int  # all tensors of one layer, the fullest
+    layer_largest_tensor: int
+    embedding: int
+    head: int  # the output matrix; the embedding itself where they are tied
+    tensors: tuple[tuple[int, int], ...]  # (elements on this rank, occurrences), for thresholds
+
+    def persistent(self, threshold: int) -> int:
+        """Elements in tensors of at most `threshold` elements, which stage 3 keeps gathered.
+
+        Source: deepspeed/runtime/zero/parameter_offload.py `mark_persistent_parameters` (0.19.8).
+        Leaves out: `stage3_model_persistence_threshold`, never reached at its default.
+        """
+        return sum(numel * count for numel, count in self.tensors if numel <= threshold)
+
+
+@lru_cache(maxsize=64)
+def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
+    """Count the tensors of `shape` on the fullest of `tp` ranks."""
+    tensors = parameter_tensors(shape)
+    sizes = tuple((rank_numel(tensor, tp), tensor.count) for tensor in tensors)
+    by_name = {tensor.name: rank_numel(tensor, tp) for tensor in tensors}
+    total = sum(numel * count for numel, count in sizes)
+    in_layers = [(rank_numel(t, tp), t.count) for t in tensors if t.name.startswith("layer/")]
+    embedding = by_name["embedding"]
+    return RankSizes(
+        total=total,
+        divided=sum(rank_numel(t, tp) * t.count for t in tensors if t.split is not Split.REPLICATED),
+        largest_tensor=max(numel for numel, _ in sizes),
+        layer=sum(-(-numel * count // shape.layers) for numel, count in in_layers),
+        layer_largest_tensor=max(numel for numel, _ in in_layers),
+        embedding=embedding,
+        head=by_name.get("head", embedding),
+        tensors=sizes,
+    )

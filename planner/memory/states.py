@@ -1,0 +1,76 @@
+"""Training states: weights, gradients, fp32 master weights and optimizer states of one rank.
+
+In: element counts of the rank and who shares what. Out: bytes on the fullest rank.
+Symbols as in geometry/legend.py: P elements of the rank after tensor parallelism, N data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from planner.geometry.sharding import State, padded_share, shards
+from planner.records.candidate import Degrees, ZeroStage
+
+FP32_BYTES = 4
+ADAM_STATES_BYTES = 8  # momentum and variance in fp32
+
+
+def share_elements(rank_elements: int, stage: ZeroStage, state: State, degrees: Degrees) -> int:
+    """Elements of a state on the fullest rank.
+
+    Formula: P / N rounded up to the partition's alignment where the state is shared, else P.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5; padding from deepspeed/runtime/zero/stage_1_and_2.py.
+    Leaves out: a second parameter group's own padding, a few elements.
+    """
+    ranks = shards(stage, state, degrees)
+    return rank_elements if ranks == 1 else padded_share(rank_elements, ranks)
+
+
+def weight_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element_bytes: int) -> int:
+    """Weights in the precision of the run.
+
+    Formula: e * P for stages 0-2, e * P / N at stage 3.
+    Source: arXiv:1910.02054, section 5.3.
+    Leaves out: parameters that stage 3 keeps or holds gathered (memory/gathered.py).
+    """
+    return element_bytes * share_elements(rank_elements, stage, State.PARAMETERS, degrees)
+
+
+def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element_bytes: int) -> int:
+    """fp32 master weights.
+
+    Formula: 4 * P / N from stage 1, 4 * P at stage 0; 0 for fp32 runs at stages 0 and 3, where the weights are the master.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `single_partition_of_fp32_groups`, stage3.py `fp32_partitioned_groups_flat` (0.19.8).
+    Leaves out: nothing known.
+    """
+    if element_bytes == FP32_BYTES and stage in (ZeroStage.DISABLED, ZeroStage.PARAMETERS):
+        return 0
+    return FP32_BYTES * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
+
+
+def optimizer_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees) -> int:
+    """Adam's momentum and variance.
+
+    Formula: 8 * P / N from stage 1, 8 * P at stage 0.
+    Source: arXiv:1910.02054, section 3.1 (K = 12 with the master weights).
+    Leaves out: the step counter.
+    """
+    return ADAM_STATES_BYTES * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
+
+
+def full_gradient_bytes(rank_elements: int, element_bytes: int) -> int:
+    """Gradients of every parameter, before any partitioning.
+
+    Formula: e * P.
+    Source: arXiv:1910.02054, section 3.1.
+    Leaves out: nothing.
+    """
+    return element_bytes * rank_elements
+
+
+def gradient_partition_bytes(rank_elements: int, degrees: Degrees, element_bytes: int) -> int:
+    """The rank's own share of the reduced gradients.
+
+    Formula: e * P / N.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `grads_in_partition`; stage3.py `grad_partitions_flat_buffer` (0.19.8).
+    Leaves out: parameters that straddle a partition boundary, which are kept whole.
+    """
+    return element_bytes * padded_share(rank_elements, degrees.dp)

@@ -1,0 +1,1 @@
+"""Every frozen record that flows between the stages. Read first."""

@@ -1,0 +1,89 @@
+"""The question: model, machine, workload and the axes of the search, every default resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from planner.records.candidate import Checkpointing, Offload, ZeroSettings, ZeroStage
+from planner.records.machine import Cluster
+from planner.records.model import ModelShape, Precision
+
+
+class Attention(str, Enum):
+    """The attention kernel."""
+
+    SDPA = "sdpa"
+    """torch's scaled_dot_product_attention, flash where the card has it."""
+    FLASH = "flash"
+    """FlashAttention 2, named explicitly."""
+    EAGER = "eager"
+    """Scores materialised."""
+
+
+class Loss(str, Enum):
+    """How logits and loss are computed."""
+
+    STANDARD = "standard"
+    """Whole logits, upcast to fp32."""
+    FUSED = "fused"
+    """Head and cross-entropy fused in chunks (Liger): logits never whole."""
+
+
+class Objective(str, Enum):
+    """What the ranking puts first."""
+
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+    COST = "cost"
+
+
+class Launcher(str, Enum):
+    """Who starts the processes."""
+
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
+    TORCHRUN = "torchrun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one optimizer step works on."""
+
+    seq_len: int
+    global_batch: int | None  # samples per step; None: accumulation decides
+    accumulation: int | None  # None: from global_batch, else 1
+    precision: Precision
+    attention: Attention
+    loss: Loss
+    tokens: int | None  # tokens to train on, for time and cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The declared search space. `micro_batch` None: from 1 to the largest that fits."""
+
+    zero: tuple[ZeroStage, ...]
+    tp: tuple[int, ...]
+    checkpointing: tuple[Checkpointing, ...]
+    offload: tuple[Offload, ...]
+    micro_batch: tuple[int, ...] | None
+    settings: ZeroSettings | None = None  # taken from --config; None: chosen per candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything a plan depends on; the same request always gives the same plan."""
+
+    model: ModelShape
+    cluster: Cluster
+    workload: Workload
+    axes: Axes
+    objective: Objective
+    margin: float  # share of GPU memory kept free
+    launcher: Launcher
+    top: int
+    script: str | None  # the user's training script; None: the plan's own train.py
+    script_arguments: tuple[str, ...]
+    asked: tuple[tuple[str, object], ...]  # the fields of the document's `request`, as resolved
+    assumptions: tuple[str, ...]

@@ -1,0 +1,107 @@
+"""A plan's files onto the disk: all of them or none, and never over somebody else's work.
+
+In: file names and texts, a folder. Out: the files, and beside them `.dsplan-files`, their checksums in the format of
+`sha256sum`, by which the next run knows what dsplan wrote and nobody has edited since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.errors import PlannerError
+
+MANIFEST = ".dsplan-files"
+LATER_FILES = ("smoke.json", "measurement.json")  # dsplan writes them after runs; stale once the plan changes
+EXECUTABLE = "launch.sh"
+
+
+def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Write the files; raises PlannerError when the folder holds foreign or edited files, or cannot be written."""
+    try:
+        _refuse_foreign(folder, force=force)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".dsplan-", dir=folder.parent))
+    except (OSError, ValueError) as error:
+        raise _unwritable(folder, error) from None
+    try:
+        for name, text in {**files, MANIFEST: manifest(files)}.items():
+            path = staging / name
+            path.write_text(text, encoding="utf-8", newline="\n")
+            path.chmod(0o755 if name == EXECUTABLE else 0o644)
+        staging.chmod(0o755)
+        _move(staging, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def manifest(files: Mapping[str, str]) -> str:
+    """`sha256  name` for each file, sorted."""
+    return "".join(f"{_digest(text.encode('utf-8'))}  {name}\n" for name, text in sorted(files.items()))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _move(staging: Path, folder: Path) -> None:
+    """Into place: in one step when the folder is new, file by file when it exists."""
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    for path in sorted(staging.iterdir()):
+        os.replace(path, folder / path.name)
+    for name in LATER_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
+
+
+def _refuse_foreign(folder: Path, *, force: bool) -> None:
+    """Stop before overwriting what dsplan did not write, or what was edited since."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise PlannerError(f"`{folder}` is not a folder", hint="choose another `--out`")
+    known = _manifest_of(folder)
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in {*known, MANIFEST, *LATER_FILES})
+    edited = sorted(
+        name
+        for name, digest in known.items()
+        if (folder / name).is_file() and _digest((folder / name).read_bytes()) != digest
+    )
+    if force or not (foreign or edited):
+        return
+    what = (
+        f"holds `{foreign[0]}`, which dsplan did not write"
+        if foreign
+        else f"holds `{edited[0]}`, which was edited since dsplan wrote it"
+    )
+    raise PlannerError(
+        f"`{folder}` {what}", hint="choose another `--out`, or overwrite the plan's files with `--force`"
+    )
+
+
+def _manifest_of(folder: Path) -> dict[str, str]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        return {}
+    lines = (
+        line.split("  ", 1) for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if "  " in line
+    )
+    return {name: digest for digest, name in lines}
+
+
+def _unwritable(folder: Path, error: Exception) -> PlannerError:
+    if isinstance(error, PlannerError):
+        return error
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return PlannerError(
+        f"cannot write `{folder}`: {reason}", hint="choose another folder with `--out`; nothing was left behind"
+    )

@@ -1,0 +1,143 @@
+"""The README of a plan folder.
+
+In: the plan, its document, the launcher's notes. Out: Markdown. Answers, for whoever opens the folder later: what was
+chosen and why, how is it started, on which data, and what was assumed?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.errors import one_line
+from planner.records.candidate import Candidate, Checkpointing, Offload
+from planner.records.plan import Plan
+from planner.records.request import Launcher as LauncherName
+from planner.render.deepspeed_json import NVME_PATH
+from planner.render.launchers.shell import Launcher
+from planner.units import gib_text
+
+STAGES = {
+    0: "ZeRO off: every rank holds everything",
+    1: "ZeRO-1: optimizer states shared out",
+    2: "ZeRO-2: optimizer states and gradients shared out",
+    3: "ZeRO-3: optimizer states, gradients and parameters shared out",
+}
+OFFLOADS = {
+    Offload.NONE: "none",
+    Offload.OPTIMIZER: "optimizer states and master weights in host memory, step on the CPU",
+    Offload.OPTIMIZER_AND_PARAMS: "optimizer states, master weights and parameters in host memory, step on the CPU",
+    Offload.NVME: "optimizer states and parameters on local NVMe, step on the CPU",
+}
+
+
+def readme(plan: Plan, document: Mapping[str, Any], launcher: Launcher) -> str:
+    """The whole text."""
+    cluster, best = plan.request.cluster, document["plans"][0]
+    title = f"# {name(plan.request.model.name)} on {cluster.nodes} x {cluster.gpus_per_node} x {name(cluster.gpu.name)}"
+    sections = [
+        title,
+        "Written by dsplan. `plan.json` holds the whole calculation, term by term.",
+        "## What was chosen\n\n" + chosen(plan.ranked[0].candidate, best),
+        "## Why\n\n" + bullets(best["reasons"]) if best["reasons"] else "",
+        "## Start it\n\n" + start(plan, launcher),
+        "## Data\n\n" + data(plan),
+        "## What was assumed\n\n" + bullets(document["assumptions"]) if document["assumptions"] else "",
+        "## Files\n\n" + files(launcher),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def chosen(candidate: Candidate, best: Mapping[str, Any]) -> str:
+    """The settings and the predicted numbers as a table."""
+    tp, dp = candidate.degrees.tp, candidate.degrees.dp
+    gpu, host, time = best["memory"]["gpu"], best["memory"]["host"], best["time"]
+    group = "GPU" if tp == 1 else f"group of {tp} GPUs"
+    peak = f"{gib_text(gpu['peak_bytes'])} of {gib_text(gpu['capacity_bytes'])}"
+    rows = {
+        "ZeRO": STAGES[int(candidate.zero)],
+        "tensor parallel": f"{tp}, data parallel {dp}" if tp > 1 else f"no, data parallel {dp}",
+        "activation checkpointing": "every layer" if candidate.checkpointing is Checkpointing.FULL else "no",
+        "offload": OFFLOADS[candidate.offload],
+        "batch": f"{candidate.micro_batch} samples per {group} x {candidate.accumulation} accumulation x {dp} "
+        f"= {candidate.global_batch} samples a step",
+        "precision": best["precision"],
+        "GPU memory": f"{peak}, fullest in {gpu['limiting_phase']} ({best['verdict']})",
+        "host memory per node": gib_text(host["peak_bytes"]),
+    }
+    if time is not None:
+        rows["predicted speed"] = (
+            f"{time['tokens_per_second_per_gpu']:,.0f} tokens/s per GPU, MFU {100 * time['mfu']:.0f} %"
+        )
+    return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())
+
+
+def start(plan: Plan, launcher: Launcher) -> str:
+    """The command, once or per node, and what has to be edited before."""
+    request, candidate = plan.request, plan.ranked[0].candidate
+    lines = [
+        "Needs `torch`, `deepspeed`, `accelerate` and `transformers`; `plan.json` names the releases (`versions`)."
+    ]
+    if candidate.offload is Offload.NVME:
+        lines.append(
+            f"First replace `{NVME_PATH}` in `ds_config.json` by the folder where the local NVMe drive is mounted."
+        )
+    if request.cluster.nodes == 1:
+        lines.append("```\nbash launch.sh\n```")
+        lines.append("`MASTER_PORT` chooses the port; by default a free one is taken.")
+    else:
+        rank = "NODE_RANK=0 " if launcher.needs_node_rank else ""
+        others = " with its own NODE_RANK" if launcher.needs_node_rank else ""
+        lines.append(f"On every node, the folder at the same place, started{others} within a few minutes:")
+        lines.append(f"```\nMASTER_ADDR=<first node> {rank}bash launch.sh\n```")
+        lines.append("`MASTER_PORT` chooses the port, the same on every node.")
+    lines.extend(launcher.notes)
+    lines.append(
+        "`dsplan smoke` with this folder tries the same files on the CPU with the real engine and a shrunken model."
+    )
+    return "\n\n".join(lines)
+
+
+def data(plan: Plan) -> str:
+    """How data reaches the training script: the plan's own, or the user's."""
+    if plan.request.script is None:
+        return (
+            "Without arguments `train.py` trains random weights on synthetic tokens, which shows memory and speed.\n\n"
+            "```\nbash launch.sh --model /path/or/hub-id --data /path/to/text-or.jsonl\n```\n\n"
+            "trains the real weights on your file: plain text, or JSONL with a `text` field. Give whole paths, for "
+            "`launch.sh` works in this folder; `python train.py --help` lists the other arguments."
+        )
+    found = "It has to name `ds_config.json` to DeepSpeed itself, for example `TrainingArguments(deepspeed=...)`."
+    if plan.request.launcher is LauncherName.ACCELERATE and plan.ranked[0].candidate.degrees.tp == 1:
+        found = "`Accelerator()` and the Hugging Face `Trainer` find `ds_config.json` through `accelerate.yaml`."
+    return (
+        "`launch.sh` starts your script with its arguments and works in this folder, so paths in arguments are "
+        f"relative to it. {found}\n\n"
+        "The plan holds only if the script trains with its sequence length, precision and activation checkpointing "
+        "(`plan.json`), and if its micro-batch and accumulation are those of `ds_config.json`."
+    )
+
+
+def files(launcher: Launcher) -> str:
+    """One line a file."""
+    known = {
+        "ds_config.json": "every DeepSpeed setting of the plan, as plain numbers",
+        "accelerate.yaml": "process counts for `accelerate launch`; names `ds_config.json`",
+        "launch.sh": "starts the run",
+        "train.py": "the training script that comes with the plan",
+        "plan.json": "request, candidates, memory and time terms with formulas and sources",
+        "hostfile": "nodes and their GPU counts for the `deepspeed` launcher",
+        ".deepspeed_env": "environment that the `deepspeed` launcher carries to other nodes over ssh",
+    }
+    own = ("ds_config.json", "accelerate.yaml", "launch.sh", "train.py", "plan.json", *launcher.files)
+    return "\n".join(f"- `{file}`: {known[file]}" for file in own)
+
+
+def name(text: str) -> str:
+    """A name from outside, on one line."""
+    return one_line(text)
+
+
+def bullets(lines: list[str]) -> str:
+    """A Markdown list of one-line items."""
+    return "\n".join(f"- {name(line)}" for line in lines)

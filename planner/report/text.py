@@ -1,0 +1,181 @@
+"""The terminal answer: verdict, chosen plan, the best plans side by side, a memory bar, what was rejected, what was assumed.
+
+In: `Plan`. Out: lines of at most 80 columns, readable without colour and in a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.explain.why import binding_sentence, components, rejection_sentences, strategy_sentence
+from planner.geometry.params import parameter_count
+from planner.records.candidate import Candidate, Checkpointing, Offload
+from planner.records.estimate import Device, Phase
+from planner.records.plan import Evaluation, Plan, Remedy, Verdict
+from planner.records.request import Request
+from planner.report.table import bar, table, wrapped
+from planner.search.evaluate import PHASE_WORDS
+from planner.search.rank import best_of_each_strategy
+from planner.search.summary import nearest_misses, rules_counted
+from planner.units import GIB, duration_text, gib_text
+
+SHORT_OFFLOAD = {Offload.NONE: "", Offload.OPTIMIZER: "off:opt", Offload.OPTIMIZER_AND_PARAMS: "off:opt+par", Offload.NVME: "off:nvme"}
+VERDICT_WORDS = {Verdict.FITS: "fits", Verdict.BORDERLINE: "BORDERLINE", Verdict.DOES_NOT_FIT: "DOES NOT FIT"}
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole answer of `dsplan plan`."""
+    request = plan.request
+    shown = best_of_each_strategy(plan.ranked)[: request.top]
+    lines = [*_heading(request)]
+    if shown:
+        lines += ["", *_chosen(request, shown[0]), "", *_plans_table(request, shown), *_speed_note(shown), "", *_memory_bar(request, shown[0])]
+    else:
+        lines += ["", *_nothing_fits(plan)]
+    lines += ["", *_rejected(plan)]
+    if request.assumptions:
+        lines += ["", "assumed"]
+        for note in request.assumptions:
+            lines += wrapped(note, indent="    ", first="  - ")
+    return "\n".join(lines) + "\n"
+
+
+def estimate_text(plan: Plan) -> str:
+    """The answer of `dsplan estimate`: one configuration, every phase."""
+    request, evaluation = plan.request, plan.ranked[0]
+    lines = [*_heading(request), "", *_chosen(request, evaluation), "", *_phase_table(request, evaluation)]
+    if evaluation.time is not None:
+        lines += ["", *_plans_table(request, [evaluation]), *_speed_note([evaluation])]
+    lines += ["", *_memory_bar(request, evaluation)]
+    if request.assumptions:
+        lines += ["", "assumed"]
+        for note in request.assumptions:
+            lines += wrapped(note, indent="    ", first="  - ")
+    return "\n".join(lines) + "\n"
+
+
+def _heading(request: Request) -> list[str]:
+    cluster, model, work = request.cluster, request.model, request.workload
+    nodes = f"{cluster.nodes} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else f"{cluster.gpus_per_node}"
+    size = f"{parameter_count(model) / 1e9:.3f} B parameters"
+    ram = "host RAM unknown" if cluster.host_memory_bytes is None else f"host RAM {cluster.host_memory_bytes / GIB:.0f} GiB a node"
+    return [
+        *wrapped(f"{model.name} ({size}), full fine-tuning in {work.precision.value}, {work.seq_len} tokens a sample", indent="       ", first="model  "),
+        *wrapped(f"{nodes} x {cluster.gpu.name} ({gib_text(cluster.gpu.memory_bytes, digits=2)} usable), {ram}", indent="       ", first="on     "),
+    ]  # fmt: skip
+
+
+def _chosen(request: Request, evaluation: Evaluation) -> list[str]:
+    word = VERDICT_WORDS[evaluation.verdict]
+    lines = wrapped(f"{word}: {strategy_sentence(evaluation.candidate)}", indent="  ", first="")
+    lines += wrapped(binding_sentence(request, evaluation) + ".")
+    for reason in evaluation.reasons[2:]:
+        lines += wrapped(reason, indent="    ", first="  - ")
+    if evaluation.time is not None and request.workload.tokens is not None:
+        total = request.workload.tokens / evaluation.time.tokens_per_second
+        text = f"{request.workload.tokens:,} tokens take {duration_text(total)}"
+        if request.cluster.usd_per_hour is not None:
+            text += f" and ${total / 3600 * request.cluster.usd_per_hour:,.0f}"
+        lines += wrapped(text + ".")
+    return lines
+
+
+def short_label(candidate: Candidate) -> str:
+    """The strategy in at most 30 columns: `Z3 tp2 ckpt off:opt mb4x8`."""
+    parts = [f"Z{int(candidate.zero)}"]
+    if candidate.degrees.tp > 1:
+        parts.append(f"tp{candidate.degrees.tp}")
+    if candidate.checkpointing is Checkpointing.FULL:
+        parts.append("ckpt")
+    if SHORT_OFFLOAD[candidate.offload]:
+        parts.append(SHORT_OFFLOAD[candidate.offload])
+    steps = f"x{candidate.accumulation}" if candidate.accumulation > 1 else ""
+    return " ".join([*parts, f"mb{candidate.micro_batch}{steps}"])
+
+
+def _plans_table(request: Request, shown: Sequence[Evaluation]) -> list[str]:
+    header = ("#", "plan", "GiB/GPU", "free", "host GiB", "tok/s/GPU", "range", "MFU", "vs 1")
+    best = shown[0].time
+    rows = []
+    for i, e in enumerate(shown, 1):
+        mark = "*" if e.verdict is Verdict.BORDERLINE else ""
+        used, time = e.memory.gpu_total_bytes, e.time
+        if time is None or best is None:
+            continue
+        per_gpu, error = time.tokens_per_second_per_gpu, time.relative_error
+        rows.append(
+            (
+                f"{i}{mark}", short_label(e.candidate), f"{used / GIB:.1f}",
+                f"{(request.cluster.gpu.memory_bytes - used) / GIB:.1f}", f"{e.memory.peak_bytes(Device.HOST) / GIB:.0f}",
+                f"{per_gpu:,.0f}", f"{_short(per_gpu * (1 - error))}-{_short(per_gpu * (1 + error))}", f"{time.mfu:.0%}",
+                "" if i == 1 else f"{time.tokens_per_second / best.tokens_per_second - 1:+.0%}",
+            )
+        )  # fmt: skip
+    return table(header, rows, left=frozenset({0, 1}))
+
+
+def _short(number: float) -> str:
+    """`950`, `3.2k`."""
+    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
+
+
+def _speed_note(shown: Sequence[Evaluation]) -> list[str]:
+    lines = []
+    if shown[0].time is not None:
+        lines += wrapped(f"range of plan 1: +-{shown[0].time.relative_error:.0%} ({shown[0].time.error_class}).")
+    if any(e.verdict is Verdict.BORDERLINE for e in shown):
+        lines += wrapped("* borderline: it fits only inside the error of the memory model.")
+    return lines
+
+
+def _memory_bar(request: Request, evaluation: Evaluation) -> list[str]:
+    phase = evaluation.memory.limiting_phase(Device.GPU)
+    capacity = request.cluster.gpu.memory_bytes
+    rows = [*components(evaluation, phase), ("overhead (context, NCCL, allocator)", evaluation.memory.gpu_overhead_bytes)]
+    left = capacity - evaluation.memory.gpu_total_bytes
+    if left > 0:
+        rows.append(("free", left))
+    lines = [f"GPU memory in {PHASE_WORDS[phase]}, plan 1"]
+    cells = [(name, f"{size / GIB:.1f}", ("." * len(bar(size / capacity)) if name == "free" else bar(size / capacity))) for name, size in rows]
+    body = table(("", "GiB", ""), cells, left=frozenset({0, 2}))[1:]
+    return [*lines, *(f"  {line}" for line in body)]
+
+
+def _phase_table(request: Request, evaluation: Evaluation) -> list[str]:
+    memory = evaluation.memory
+    rows = [
+        (phase.value, f"{memory.phase_bytes(Device.GPU, phase) / GIB:.2f}",
+         f"{(memory.phase_bytes(Device.GPU, phase) + memory.gpu_overhead_bytes) / GIB:.2f}",
+         f"{memory.phase_bytes(Device.HOST, phase) / GIB:.1f}")
+        for phase in Phase
+    ]  # fmt: skip
+    return table(("phase", "tensors GiB/GPU", "with overhead", "host GiB/node"), rows)
+
+
+def _rejected(plan: Plan) -> list[str]:
+    looked = len(plan.ranked) + len(plan.rejected)
+    lines = [f"searched {looked} candidates: {len(plan.ranked)} fit, {len(plan.rejected)} rejected"]
+    counts = rules_counted(plan.rejected)
+    if counts:
+        lines += wrapped(" · ".join(f"{count} {rule}" for rule, count in counts.items()))
+    for sentence in rejection_sentences(nearest_misses(plan, limit=3)):
+        lines += wrapped(sentence, indent="    ", first="  - ")
+    return lines
+
+
+def _nothing_fits(plan: Plan) -> list[str]:
+    lines = ["NOTHING FITS"]
+    if plan.remedies:
+        lines.append("  the smallest changes that would:")
+        for remedy in plan.remedies:
+            lines += wrapped(_remedy(remedy), indent="    ", first="  - ")
+    return lines
+
+
+def _remedy(remedy: Remedy) -> str:
+    flags = " ".join(f"--{name.replace('_', '-')} {_flag_value(value)}" for name, value in remedy.fields)
+    return f"{remedy.change} (`{flags}`): {remedy.evaluation.candidate.label}, {gib_text(remedy.evaluation.memory.gpu_total_bytes)} per GPU"
+
+
+def _flag_value(value: object) -> str:
+    return ",".join(str(v) for v in value) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,109 @@
+"""Which strategies are legal, whatever memory says: one named rule each.
+
+In: a request and a candidate. Out: a `Breach` (rule name, sentence, needed, available) or None. Enums keep each rule said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.records.candidate import Candidate, Offload, ZeroStage
+from planner.records.model import AutoTP
+from planner.records.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """A broken rule: what it needed and what there is, in the rule's own unit."""
+
+    rule: str
+    detail: str
+    needed: int
+    available: int
+
+
+def tp_divides_world(request: Request, candidate: Candidate) -> Breach | None:
+    """Every rank belongs to one tensor-parallel group."""
+    tp, world = candidate.degrees.tp, request.cluster.world_size
+    if world % tp == 0:
+        return None
+    return Breach(rule="tp-divides-world", detail=f"tp {tp} does not divide {world} GPUs", needed=tp, available=world)
+
+
+def tp_within_node(request: Request, candidate: Candidate) -> Breach | None:
+    """A tensor-parallel group of neighbouring ranks must not straddle two nodes unevenly."""
+    tp, per_node = candidate.degrees.tp, request.cluster.gpus_per_node
+    if tp <= per_node and per_node % tp == 0:
+        return None
+    return Breach(rule="tp-within-node", detail=f"tp {tp} does not fit evenly into a node of {per_node} GPUs", needed=tp, available=per_node)
+
+
+def tp_divides_heads(request: Request, candidate: Candidate) -> Breach | None:
+    """DeepSpeed accepts uneven shards, but then one rank decides memory and time."""
+    tp, model = candidate.degrees.tp, request.model
+    if model.heads % tp == 0 and model.kv_heads % tp == 0:
+        return None
+    heads, what = (model.heads, "heads") if model.heads % tp else (model.kv_heads, "key-value heads")
+    return Breach(rule="tp-divides-heads", detail=f"tp {tp} does not divide {heads} {what}", needed=tp, available=heads)
+
+
+def tp_supported(request: Request, candidate: Candidate) -> Breach | None:
+    """AutoTP converts only some architectures."""
+    if candidate.degrees.tp == 1 or request.model.autotp is not AutoTP.REFUSED:
+        return None
+    detail = f"DeepSpeed's AutoTP does not convert `{request.model.model_type}` models"
+    return Breach(rule="tp-architecture", detail=detail, needed=candidate.degrees.tp, available=1)
+
+
+def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
+    """Optimizer offload exists from stage 1, parameter and NVMe offload at stage 3."""
+    needed = {
+        Offload.NONE: ZeroStage.DISABLED,
+        Offload.OPTIMIZER: ZeroStage.OPTIMIZER,
+        Offload.OPTIMIZER_AND_PARAMS: ZeroStage.PARAMETERS,
+        Offload.NVME: ZeroStage.PARAMETERS,
+    }[candidate.offload]
+    if candidate.zero >= needed:
+        return None
+    detail = f"offload {candidate.offload.value} needs ZeRO stage {int(needed)}, not {int(candidate.zero)}"
+    return Breach(rule="offload-needs-stage", detail=detail, needed=int(needed), available=int(candidate.zero))
+
+
+def nvme_present(request: Request, candidate: Candidate) -> Breach | None:
+    """NVMe offload needs local drives; a cluster that does not say it has any is taken to have none."""
+    if candidate.offload is not Offload.NVME or request.cluster.nvme_bytes:
+        return None
+    return Breach(rule="nvme-unknown", detail="no local NVMe is known on this cluster", needed=1, available=0)
+
+
+def global_batch_divides(request: Request, candidate: Candidate) -> Breach | None:
+    """global batch = micro-batch x accumulation x dp, exactly."""
+    wanted = request.workload.global_batch
+    if wanted is None or candidate.global_batch == wanted:
+        return None
+    per_step = candidate.micro_batch * candidate.degrees.dp
+    if request.workload.accumulation is not None:
+        per_step *= request.workload.accumulation
+    detail = f"a global batch of {wanted} is not a multiple of {per_step} (micro-batch x dp{' x accumulation' if request.workload.accumulation else ''})"
+    return Breach(rule="global-batch", detail=detail, needed=per_step, available=wanted)
+
+
+RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
+    tp_divides_world,
+    tp_within_node,
+    tp_divides_heads,
+    tp_supported,
+    offload_needs_zero,
+    nvme_present,
+    global_batch_divides,
+)
+
+
+def first_breach(request: Request, candidate: Candidate) -> Breach | None:
+    """The first rule the candidate breaks, in the order of RULES."""
+    for rule in RULES:
+        breach = rule(request, candidate)
+        if breach is not None:
+            return breach
+    return None

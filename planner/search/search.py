@@ -1,0 +1,74 @@
+"""The whole search: every strategy, every micro-batch worth a look, nothing skipped silently.
+
+In: request, speed constants. Out: a `Plan` without remedies. Memory grows with the micro-batch, so the largest one that
+fits a strategy is found by doubling and halving; the first one that does not fit is recorded as rejected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.records.candidate import Candidate
+from planner.records.plan import Evaluation, Plan, Rejection
+from planner.records.request import Request
+from planner.search.evaluate import evaluate
+from planner.search.rank import ranked
+from planner.search.rules import first_breach
+from planner.search.space import LARGEST_MICRO_BATCH, accumulation_for, micro_batches, strategies
+from planner.speed.constants import SpeedConstants
+
+
+def search(request: Request, constants: SpeedConstants) -> Plan:
+    """Evaluate the space and rank what fits."""
+    kept: list[Evaluation] = []
+    rejected: list[Rejection] = []
+    for strategy in strategies(request):
+        for outcome in explore(request, strategy, constants):
+            if isinstance(outcome, Evaluation):
+                kept.append(outcome)
+            else:
+                rejected.append(outcome)
+    return Plan(request=request, ranked=ranked(kept, request.objective), rejected=tuple(rejected), remedies=())
+
+
+def explore(request: Request, strategy: Candidate, constants: SpeedConstants) -> list[Evaluation | Rejection]:
+    """All micro-batches of one strategy."""
+    listed = micro_batches(request, strategy.degrees.dp)
+    if listed is None:
+        return _up_to_largest(request, strategy, constants)
+    if not listed:
+        return [evaluate(request, with_micro_batch(request, strategy, strategy.micro_batch), constants)]
+    return [evaluate(request, with_micro_batch(request, strategy, micro), constants) for micro in listed]
+
+
+def with_micro_batch(request: Request, strategy: Candidate, micro_batch: int) -> Candidate:
+    """The strategy at another micro-batch, with the accumulation that goes with it."""
+    return replace(
+        strategy, micro_batch=micro_batch, accumulation=accumulation_for(request, strategy.degrees.dp, micro_batch)
+    )
+
+
+def _up_to_largest(request: Request, strategy: Candidate, constants: SpeedConstants) -> list[Evaluation | Rejection]:
+    """Powers of two, then the largest micro-batch between the last that fits and the first that does not."""
+    if first_breach(request, strategy) is not None:
+        return [evaluate(request, strategy, constants)]
+    outcomes: list[Evaluation | Rejection] = []
+    fits, micro = 0, 1
+    while micro <= LARGEST_MICRO_BATCH:
+        outcome = evaluate(request, with_micro_batch(request, strategy, micro), constants)
+        outcomes.append(outcome)
+        if isinstance(outcome, Rejection):
+            break
+        fits, micro = micro, micro * 2
+    else:
+        return outcomes
+    largest: Evaluation | None = None
+    fails = micro
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        outcome = evaluate(request, with_micro_batch(request, strategy, middle), constants)
+        if isinstance(outcome, Rejection):
+            fails, outcomes[-1] = middle, outcome
+        else:
+            fits, largest = middle, outcome
+    return [*outcomes, largest] if largest is not None else outcomes

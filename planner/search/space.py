@@ -1,0 +1,66 @@
+"""The search space: strategies, and the micro-batches of each.
+
+In: a request. Out: strategies (candidates with micro-batch 1) and, for one strategy, the micro-batches to try.
+
+A strategy is a point of ZeRO stage x tensor-parallel degree x checkpointing x offload: at most 4 x 4 x 2 x 4 of them, so
+the product is walked whole, without pruning. Micro-batches that were pinned are all tried; with a global batch, all its
+divisors; otherwise powers of two up to the largest that fits, and that one (search/evaluate.py finds it).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from planner.records.candidate import Candidate, Degrees
+from planner.records.request import Request
+from planner.search.settings import default_settings
+
+LARGEST_MICRO_BATCH = 1024
+
+
+def strategies(request: Request) -> Iterator[Candidate]:
+    """Every strategy of the declared axes, legal or not, with the smallest micro-batch of the axis."""
+    axes, cluster = request.axes, request.cluster
+    smallest = axes.micro_batch[0] if axes.micro_batch else 1
+    for zero, tp, checkpointing, offload in itertools.product(axes.zero, axes.tp, axes.checkpointing, axes.offload):
+        yield Candidate(
+            zero=zero,
+            degrees=Degrees(tp=tp, dp=max(1, cluster.world_size // tp)),
+            checkpointing=checkpointing,
+            offload=offload,
+            micro_batch=smallest,
+            accumulation=request.workload.accumulation or 1,
+            settings=axes.settings or default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes),
+        )
+
+
+def micro_batches(request: Request, dp: int) -> tuple[int, ...] | None:
+    """The micro-batches to try for a strategy, or None when the largest that fits is to be found."""
+    wanted = request.workload.global_batch
+    if wanted is None:
+        return request.axes.micro_batch
+    allowed = request.axes.micro_batch
+    if request.workload.accumulation is not None:
+        per_sample = dp * request.workload.accumulation
+        found = (wanted // per_sample,) if wanted % per_sample == 0 else ()
+    elif wanted % dp:
+        found = ()
+    else:
+        found = divisors(wanted // dp)
+    return tuple(m for m in found if m <= LARGEST_MICRO_BATCH and (allowed is None or m in allowed))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def accumulation_for(request: Request, dp: int, micro_batch: int) -> int:
+    """Gradient accumulation steps: as pinned, from the global batch, or 1."""
+    if request.workload.accumulation is not None:
+        return request.workload.accumulation
+    if request.workload.global_batch is not None:
+        return max(1, request.workload.global_batch // (dp * micro_batch))
+    return 1

@@ -1,0 +1,183 @@
+"""Seconds of one layer's kernels on one GPU: matrix products, attention, element-wise work, head, and the host floor.
+
+In: sizes and rates as plain numbers. Out: seconds. Symbols: `planner.geometry.legend`.
+"""
+
+from __future__ import annotations
+
+from planner.geometry.flops import LayerWork, attention_flop, linear_flop
+from planner.records.machine import Gpu
+from planner.records.model import Precision
+from planner.speed.constants import SpeedConstants, StackProfile
+
+
+def peak_flop_per_s(gpu: Gpu, precision: Precision) -> float:
+    """Dense peak of the GPU in the precision of the run.
+
+    Formula: the card's peak in bf16, fp16 or fp32; without hardware units for 16 bits the fp32 rate.
+    Source: vendor data sheets, in the GPU table.
+    Leaves out: TF32 for fp32 runs, which torch leaves off by default.
+    """
+    if precision is Precision.BF16:
+        return gpu.bf16_flop_per_s or gpu.fp32_flop_per_s
+    if precision is Precision.FP16:
+        return gpu.fp16_flop_per_s or gpu.fp32_flop_per_s
+    return gpu.fp32_flop_per_s
+
+
+def gemm_s(
+    flop: float,
+    operand_bytes: float,
+    launches: float,
+    *,
+    flop_per_s: float,
+    hbm_bytes_per_s: float,
+    constants: SpeedConstants,
+) -> float:
+    """Seconds of matrix products.
+
+    Formula: flop / (e * P) + 0.56 * operand bytes / W + 11 µs for each product.
+    Source: fit on 183 shapes of A100 PCIe, mean error 3.7 %: SimuMax, https://github.com/MooreThreads/SimuMax.
+    Leaves out: tile and wave quantisation; small dimensions are slow through the second and third term only.
+    """
+    return (
+        flop / flop_per_s
+        + constants.gemm_operand_share * operand_bytes / hbm_bytes_per_s
+        + launches * constants.gemm_launch_s
+    )
+
+
+def layer_gemm_s(
+    layer: LayerWork,
+    tokens: int,
+    tp: int,
+    *,
+    weight_bytes: int,
+    flop_per_s: float,
+    hbm_bytes_per_s: float,
+    constants: SpeedConstants,
+) -> float:
+    """Seconds of all matrix products of one layer, forward, on one tensor-parallel rank.
+
+    Formula: gemm_s of (T, (q + 2*kv*d)/t, h), (T, h, q/t), (T, f/t, h) for up and gate, (T, h, f/t), summed.
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3, for what tensor parallelism divides.
+    Leaves out: uneven experts; all experts count as one grouped product that reads every expert's weights.
+    """
+    widths = layer.whole_width + layer.split_width / tp
+    return gemm_s(
+        linear_flop(layer.active_elements, tokens) / tp,
+        weight_bytes * (tokens * widths + layer.held_elements / tp),
+        layer.gemms,
+        flop_per_s=flop_per_s,
+        hbm_bytes_per_s=hbm_bytes_per_s,
+        constants=constants,
+    )
+
+
+def flash_attention_s(query_width: int, seq_len: int, tokens: int, tp: int, *, flop_per_s: float) -> float:
+    """Seconds of a flash kernel in one layer, forward.
+
+    Formula: 2 * s * q * T / t / (e_a * P).
+    Source: Dao 2023, arXiv:2307.08691, section 4.1; e_a from the GPU table.
+    Leaves out: the fall of e_a when few heads are left per rank; sliding windows.
+    """
+    return attention_flop(query_width, seq_len, tokens) / tp / flop_per_s
+
+
+def flash_attention_backward_s(forward_s: float, constants: SpeedConstants) -> float:
+    """Seconds of its backward.
+
+    Formula: 2.5 / 0.85 * forward.
+    Source: Dao 2023, arXiv:2307.08691, section 4.1 for 2.5; .85 = measured efficiency of backward over forward.
+    Leaves out: nothing beyond forward.
+    """
+    return forward_s * constants.attention_backward_flop_ratio / constants.attention_backward_efficiency_ratio
+
+
+def eager_attention_s(
+    query_width: int,
+    heads: int,
+    seq_len: int,
+    tokens: int,
+    tp: int,
+    *,
+    weight_bytes: int,
+    flop_per_s: float,
+    hbm_bytes_per_s: float,
+    constants: SpeedConstants,
+) -> float:
+    """Seconds of attention with materialised scores in one layer, forward; backward takes twice that.
+
+    Formula: 4 * s * q * T / t / (e_a * P) + 5 * w * (a/t) * s * T / W.
+    Source: fit on vTrain's rows without flash attention, https://github.com/VIA-Research/vTrain.
+    Leaves out: the fp32 softmax of some models, which doubles two of the five passes.
+    """
+    products = 2 * attention_flop(query_width, seq_len, tokens) / tp / flop_per_s
+    score_bytes = weight_bytes * heads / tp * seq_len * tokens
+    return products + constants.score_passes * score_bytes / hbm_bytes_per_s
+
+
+def elementwise_s(
+    hidden: int,
+    tokens: int,
+    tp: int,
+    *,
+    weight_bytes: int,
+    hbm_bytes_per_s: float,
+    profile: StackProfile,
+    constants: SpeedConstants,
+) -> float:
+    """Seconds of norms, activations, residuals and copies in one layer, forward; backward takes twice that.
+
+    Formula: ke * (0.5 + 0.5/t) * w * h * T / W.
+    Source: ke fitted per software stack; half is replicated: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.1.
+    Leaves out: how ke varies with f/h and with the number of active experts.
+    """
+    replicated = constants.elementwise_replicated_share
+    share = replicated + (1 - replicated) / tp
+    return profile.elementwise_multiple * share * weight_bytes * hidden * tokens / hbm_bytes_per_s
+
+
+def head_s(
+    hidden: int,
+    vocab: int,
+    tokens: int,
+    *,
+    head_tp: int,
+    logits_tp: int,
+    weight_bytes: int,
+    flop_per_s: float,
+    hbm_bytes_per_s: float,
+    constants: SpeedConstants,
+) -> float:
+    """Seconds of output head and loss, forward and backward, once per micro-batch.
+
+    Formula: 3 * gemm_s of (T, V/t, h) + 10 * T * V / t / W; t is 1 where AutoTP leaves the head, or its logits, whole.
+    Source: 10 bytes per logit: 16-bit logits, fp32 copy, log-softmax and gradient; part of the fit on llm-foundry.
+        What is divided: deepspeed/module_inject/auto_tp.py, DeepSpeed 0.19.8.
+    Leaves out: fused losses, which save memory more than time.
+    """
+    columns = vocab / head_tp
+    products = gemm_s(
+        3 * linear_flop(hidden * vocab, tokens) / head_tp,
+        3 * weight_bytes * (tokens * (hidden + columns) + hidden * columns),
+        3,
+        flop_per_s=flop_per_s,
+        hbm_bytes_per_s=hbm_bytes_per_s,
+        constants=constants,
+    )
+    return products + constants.logit_bytes * tokens * vocab / logits_tp / hbm_bytes_per_s
+
+
+def host_floor_s(profile: StackProfile, tp: int) -> float:
+    """The least a layer takes in one pass, because the host cannot issue its kernels faster.
+
+    Formula: a table by tensor-parallel degree: the last row not above t.
+    Source: 720 rows of vTrain, 556 of them bound by it, https://github.com/VIA-Research/vTrain; FSDP rows for eager.
+    Leaves out: the speed of the host's cores; more kernels in layers of experts.
+    """
+    floor = profile.floor_s[0][1]
+    for degree, seconds in profile.floor_s:
+        if degree <= tp:
+            floor = seconds
+    return floor

@@ -1,0 +1,73 @@
+"""The constants of the speed model as one frozen record: values come from `catalog/data/speed.toml`, evidence there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Stack(str, Enum):
+    """How the kernels of a layer are issued."""
+
+    EAGER = "eager"
+    """Plain PyTorch modules; what a Hugging Face model runs."""
+    FUSED = "fused"
+    """Megatron's fused kernels."""
+    COMPILED = "compiled"
+    """torch.compile; its constants are guesses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackProfile:
+    """What one software stack costs beside its matrix products."""
+
+    elementwise_multiple: float  # forward traffic of a layer in units of (bytes of one value x hidden) per token
+    floor_s: tuple[tuple[int, float], ...]  # (tp, seconds per layer and pass), ascending in tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What the training engine does with data. `speed.toml` describes DeepSpeed; others are made with `replace`."""
+
+    zero3_hook_s: float  # host time that ZeRO-3's hooks add to each layer and pass
+    zero12_reduce_passes: float  # traffic of a gradient reduction in units of a reduce-scatter, stages 1 and 2
+    zero3_backward_gathers: int  # 0 where parameters stay gathered between forward and backward
+    all_reduce_per_column_linear: bool  # in backward: one all-reduce per column-parallel Linear, or one per block
+    gradient_wire_bytes: int | None  # None: as the weights
+    optimizer_traffic_bytes: float  # HBM traffic per parameter of the GPU optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedConstants:
+    """Everything the formulas need that is neither model nor machine."""
+
+    gemm_operand_share: float
+    gemm_launch_s: float
+    attention_backward_flop_ratio: float  # flash kernel, backward over forward
+    attention_backward_efficiency_ratio: float
+    score_passes: float  # times the score matrix crosses HBM when it is materialised
+    elementwise_replicated_share: float  # of the element-wise work, under tensor parallelism
+    logit_bytes: float  # HBM traffic of head and loss per token and vocabulary entry
+    overlap_exposed_share: float  # of the shorter of two overlapping activities
+    collective_base_s: float
+    collective_rank_s: float
+    collective_cross_node_s: float
+    cpu_adam_parameters_per_s: float  # of one socket
+    cpu_adam_core_parameters_per_s: float  # of one core
+    two_socket_gpus: int  # nodes with at least that many GPUs have two sockets
+    offload_gradient_exposed_share: float
+    nvme_state_bytes: int  # read, and written, per parameter and step
+    nvme_default_read_bytes_per_s: float  # of a node whose drives are unknown
+    nvme_default_write_bytes_per_s: float
+    band_base: float
+    band_distributed: float
+    band_offload: float
+    stacks: tuple[tuple[Stack, StackProfile], ...]
+    engine: Engine
+
+    def profile(self, stack: Stack) -> StackProfile:
+        """The profile of a stack; raises KeyError if the table has none."""
+        for key, profile in self.stacks:
+            if key is stack:
+                return profile
+        raise KeyError(stack.value)

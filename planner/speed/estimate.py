@@ -1,0 +1,177 @@
+"""One candidate to the predicted time of one optimizer step: named terms, what overlap hides of each, and the band.
+
+Order of a step: `accumulation` micro-batches of forward, recompute and backward over all layers, the head, the gradient
+reduction of the stage, the optimizer, the exchange of updated weights. The un-hidden seconds of the terms add up to the
+step. Two overlapping activities take max + k * min; the (1 - k) * min that this saves counts as hidden communication.
+"""
+
+from __future__ import annotations
+
+from planner.geometry.flops import LayerWork, model_flop
+from planner.records.candidate import Candidate, Offload, ZeroStage
+from planner.records.estimate import TimeEstimate
+from planner.records.machine import Cluster
+from planner.records.model import ModelShape
+from planner.records.request import Workload
+from planner.speed.communication import hidden_s
+from planner.speed.compute import head_s, peak_flop_per_s
+from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.layer import LayerSeconds, Setup, layer_seconds, setup
+from planner.speed.terms import TermSums
+from planner.speed.update import (
+    cpu_step_s,
+    gathered_parameters_s,
+    gpu_step_s,
+    host_copy_s,
+    nvme_rates_bytes_per_s,
+    nvme_states_s,
+    nvme_weights_s,
+)
+
+
+def time_estimate(
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    *,
+    constants: SpeedConstants,
+    stack: Stack = Stack.EAGER,
+) -> TimeEstimate:
+    """Predicted time of one optimizer step; raises ValueError if several nodes have no network rate.
+
+    `model_flop_per_step` follows the convention of `planner.geometry.flops`: three times forward, causal attention
+    counted half, no recomputation, the head once. `relative_error` is the half-width of the band and `error_class`
+    says which band it is and why.
+    """
+    job = setup(model, cluster, workload, candidate, constants, stack)
+    sums = TermSums()
+    for kind in job.work.kinds:
+        seconds = layer_seconds(kind, job, constants)
+        _add_compute(sums, kind, seconds, job)
+        _add_layer_traffic(sums, kind, seconds, job, cluster, candidate, constants)
+    _add_head(sums, job, constants)
+    _add_update(sums, job, cluster, candidate, constants)
+    terms = sums.records()
+    tokens_per_step = job.tokens * job.accumulation * job.dp
+    relative_error, error_class = error_band(cluster, candidate, constants, experts=model.experts)
+    return TimeEstimate(
+        terms=terms,
+        step_seconds=sum(term.seconds - term.hidden_seconds for term in terms),
+        tokens_per_step=tokens_per_step,
+        model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step)),
+        world_size=candidate.degrees.world_size,
+        peak_flop_per_s=peak_flop_per_s(cluster.gpu, workload.precision),
+        relative_error=relative_error,
+        error_class=error_class,
+    )
+
+
+def error_band(cluster: Cluster, candidate: Candidate, constants: SpeedConstants, *, experts: int) -> tuple[float, str]:
+    """Half-width of the band that the measured runs support, and the reason, the widest band first."""
+    if candidate.offload is not Offload.NONE:
+        return constants.band_offload, "offload: rests on a handful of public reports"
+    if experts:
+        return constants.band_offload, "mixture of experts: no measured run behind it"
+    if cluster.nodes > 1:
+        return constants.band_distributed, "several nodes: few measured runs without pipeline parallelism"
+    if candidate.zero is ZeroStage.PARAMETERS:
+        return constants.band_distributed, "ZeRO-3: measured on FSDP, its DeepSpeed hook cost is unverified"
+    return constants.band_base, "one node, stage 2 or lower, no offload: the measured case"
+
+
+def _add_compute(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, job: Setup) -> None:
+    """Kernels, recomputation, waiting for the host and tensor-parallel traffic of all layers of one kind."""
+    times = job.accumulation * kind.layers
+    sums.add("compute/gemm", times * 3 * seconds.gemm)
+    sums.add("compute/attention", times * (seconds.attention + seconds.attention_backward))
+    sums.add("compute/elementwise", times * 3 * seconds.elementwise)
+    if job.checkpointed:
+        sums.add("compute/recompute", times * (seconds.gemm + seconds.attention + seconds.elementwise))
+    sums.add("compute/host_floor", times * seconds.idle)
+    sums.add("communication/tensor_parallel", times * seconds.tensor_parallel)
+
+
+def _add_layer_traffic(
+    sums: TermSums,
+    kind: LayerWork,
+    seconds: LayerSeconds,
+    job: Setup,
+    cluster: Cluster,
+    candidate: Candidate,
+    constants: SpeedConstants,
+) -> None:
+    """What the stage moves while a layer computes: gathers, reductions and shards fetched from host or NVMe."""
+    stage, engine = candidate.zero, constants.engine
+    parameters = kind.held_elements / job.tp
+    reduce = job.gradient_bytes * parameters * job.rate.data_s_per_byte
+    if stage is ZeroStage.PARAMETERS:
+        gather = job.weight_bytes * parameters * job.rate.data_s_per_byte
+        fetch = gathered_parameters_s(parameters / job.dp, job.weight_bytes, cluster, candidate.offload, constants)
+        times = job.accumulation * kind.layers
+        _add_overlapped(sums, times, seconds.forward, gather, 0.0, fetch, job.exposed_share)
+        again = engine.zero3_backward_gathers
+        backward = seconds.recompute_and_backward
+        _add_overlapped(sums, times, backward, again * gather, reduce, again * fetch, job.exposed_share)
+    elif stage is not ZeroStage.DISABLED:
+        times = kind.layers * (job.accumulation if stage is ZeroStage.GRADIENTS else 1)
+        reduce *= engine.zero12_reduce_passes
+        _add_overlapped(sums, times, seconds.recompute_and_backward, 0.0, reduce, 0.0, job.exposed_share)
+
+
+def _add_overlapped(
+    sums: TermSums, times: int, compute: float, gather: float, reduce: float, fetch: float, exposed_share: float
+) -> None:
+    """Transfers beside one pass; what the pass hides is shared among them in proportion to their seconds."""
+    transfer = gather + reduce + fetch
+    if not transfer:
+        return
+    share = hidden_s(compute, transfer, exposed_share) / transfer
+    sums.add("communication/gather", times * gather, times * gather * share)
+    sums.add("communication/reduce", times * reduce, times * reduce * share)
+    sums.add("offload/parameters", times * fetch, times * fetch * share)
+
+
+def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
+    """Output head and loss of every micro-batch, and the gather of its logits under tensor parallelism."""
+    work = job.work
+    seconds = head_s(
+        work.hidden,
+        work.vocab,
+        job.tokens,
+        head_tp=job.tp if work.head_divided else 1,
+        logits_tp=job.tp if work.logits_divided else 1,
+        weight_bytes=job.weight_bytes,
+        flop_per_s=job.gemm_flop_per_s,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+        constants=constants,
+    )
+    sums.add("compute/head", job.accumulation * seconds)
+    if job.tp > 1 and work.head_divided and not work.logits_divided:
+        gathered_bytes = job.weight_bytes * job.tokens * (work.vocab / 2 + work.hidden)
+        seconds = 2 * job.rate.tensor_latency_s + gathered_bytes * job.rate.tensor_s_per_byte
+        sums.add("communication/tensor_parallel", job.accumulation * seconds)
+
+
+def _add_update(sums: TermSums, job: Setup, cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> None:
+    """What happens once per step: the traffic that overlaps nothing, the optimizer, and the copies of offload."""
+    parameters = job.parameters
+    local = parameters if candidate.zero is ZeroStage.DISABLED else parameters / job.dp
+    if candidate.zero is ZeroStage.DISABLED:
+        sums.add("communication/reduce", 2 * job.gradient_bytes * parameters * job.rate.data_s_per_byte)
+    elif candidate.zero is not ZeroStage.PARAMETERS:
+        sums.add("communication/gather", job.weight_bytes * parameters * job.rate.data_s_per_byte)
+    if candidate.offload is Offload.NONE:
+        sums.add("optimizer/step", gpu_step_s(local, job.hbm_bytes_per_s, constants))
+        return
+    on_node = local * cluster.gpus_per_node
+    step = cpu_step_s(on_node, cluster, constants)
+    copy = host_copy_s(local, job.weight_bytes, cluster.gpu.host_link_bytes_per_s)
+    sums.add("optimizer/step", step)
+    sums.add("offload/gradients", copy, (1 - constants.offload_gradient_exposed_share) * copy)
+    sums.add("offload/weights", copy)
+    if candidate.offload is Offload.NVME:
+        read, write = nvme_rates_bytes_per_s(cluster, constants)
+        states = nvme_states_s(on_node, read, write, constants)
+        sums.add("offload/nvme_states", states, min(states, step + copy))
+        sums.add("offload/nvme_weights", nvme_weights_s(on_node, job.weight_bytes, write))

@@ -1,0 +1,170 @@
+"""One layer and one micro-batch: from the candidate to the seconds of forward, recompute and backward on one GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from planner.geometry.flops import LayerWork, ModelWork, model_work
+from planner.geometry.params import rank_parameter_count
+from planner.records.candidate import Candidate, Checkpointing, ZeroStage
+from planner.records.machine import Cluster
+from planner.records.model import ModelShape
+from planner.records.request import Attention, Workload
+from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, tensor_parallel_s
+from planner.speed.compute import (
+    eager_attention_s,
+    elementwise_s,
+    flash_attention_backward_s,
+    flash_attention_s,
+    host_floor_s,
+    layer_gemm_s,
+    peak_flop_per_s,
+)
+from planner.speed.constants import SpeedConstants, Stack, StackProfile
+
+_rank_parameters = lru_cache(maxsize=512)(rank_parameter_count)
+
+
+class Setup(NamedTuple):
+    """What the formulas take as plain numbers, resolved once per candidate."""
+
+    work: ModelWork
+    parameters: int  # of one tensor-parallel rank
+    tp: int
+    dp: int
+    seq_len: int
+    tokens: int  # of one micro-batch
+    accumulation: int
+    weight_bytes: int
+    gradient_bytes: int
+    gemm_flop_per_s: float  # reached, not peak
+    attention_flop_per_s: float
+    hbm_bytes_per_s: float
+    rate: GroupRate
+    exposed_share: float
+    floor_s: float
+    checkpointed: bool
+    eager_attention: bool
+    profile: StackProfile
+
+
+class LayerSeconds(NamedTuple):
+    """Parts of one forward pass, and whole passes with tensor-parallel traffic and the host floor in them."""
+
+    gemm: float
+    attention: float
+    attention_backward: float
+    elementwise: float
+    tensor_parallel: float  # all passes
+    forward: float
+    recompute_and_backward: float
+    idle: float  # all passes: what the GPU waits for the host
+
+
+def setup(
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    constants: SpeedConstants,
+    stack: Stack,
+) -> Setup:
+    """The candidate as plain numbers; raises ValueError if several nodes have no network rate."""
+    gpu = cluster.gpu
+    peak = peak_flop_per_s(gpu, workload.precision)
+    profile = constants.profile(stack)
+    weight_bytes = workload.precision.bytes
+    floor = host_floor_s(profile, candidate.degrees.tp)
+    if candidate.zero is ZeroStage.PARAMETERS:
+        floor += constants.engine.zero3_hook_s
+    return Setup(
+        work=model_work(model),
+        parameters=_rank_parameters(model, candidate.degrees.tp),
+        tp=candidate.degrees.tp,
+        dp=candidate.degrees.dp,
+        seq_len=workload.seq_len,
+        tokens=candidate.micro_batch * workload.seq_len,
+        accumulation=candidate.accumulation,
+        weight_bytes=weight_bytes,
+        gradient_bytes=constants.engine.gradient_wire_bytes or weight_bytes,
+        gemm_flop_per_s=gpu.gemm_efficiency * peak,
+        attention_flop_per_s=gpu.attention_efficiency * peak,
+        hbm_bytes_per_s=gpu.hbm_bytes_per_s,
+        rate=group_rates(cluster, candidate.degrees, constants),
+        exposed_share=constants.overlap_exposed_share if candidate.settings.overlap_comm else 1.0,
+        floor_s=floor,
+        checkpointed=candidate.checkpointing is Checkpointing.FULL,
+        eager_attention=workload.attention is Attention.EAGER,
+        profile=profile,
+    )
+
+
+def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
+    """Forward and backward seconds of attention in one layer, for the kernel of the run.
+
+    Formula: flash_attention_s and its backward, or eager_attention_s and twice that.
+    Source: see those.
+    Leaves out: see those.
+    """
+    work = job.work
+    query_width = work.heads * work.head_dim
+    if not job.eager_attention:
+        forward = flash_attention_s(query_width, job.seq_len, job.tokens, job.tp, flop_per_s=job.attention_flop_per_s)
+        return forward, flash_attention_backward_s(forward, constants)
+    forward = eager_attention_s(
+        query_width,
+        work.heads,
+        job.seq_len,
+        job.tokens,
+        job.tp,
+        weight_bytes=job.weight_bytes,
+        flop_per_s=job.attention_flop_per_s,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+        constants=constants,
+    )
+    return forward, 2 * forward
+
+
+def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> LayerSeconds:
+    """One layer of that kind: a pass takes as long as its kernels and all-reduces, and at least the host floor."""
+    hidden, tokens, tp = job.work.hidden, job.tokens, job.tp
+    gemm = layer_gemm_s(
+        layer,
+        tokens,
+        tp,
+        weight_bytes=job.weight_bytes,
+        flop_per_s=job.gemm_flop_per_s,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+        constants=constants,
+    )
+    elementwise = elementwise_s(
+        hidden,
+        tokens,
+        tp,
+        weight_bytes=job.weight_bytes,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+        profile=job.profile,
+        constants=constants,
+    )
+    attention, attention_backward = attention_s(job, constants)
+    tp_forward = tp_backward = 0.0
+    if tp > 1:
+        activation_bytes = job.weight_bytes * tokens * hidden
+        tp_forward = tensor_parallel_s(job.rate, activation_bytes, layer.row_gemms)
+        tp_backward = tensor_parallel_s(job.rate, activation_bytes, backward_all_reduces(layer, constants.engine))
+    forward_gpu = gemm + attention + elementwise + tp_forward
+    backward_gpu = 2 * gemm + attention_backward + 2 * elementwise + tp_backward
+    forward = max(forward_gpu, job.floor_s)
+    backward = max(backward_gpu, job.floor_s)
+    forwards = 2 if job.checkpointed else 1
+    return LayerSeconds(
+        gemm=gemm,
+        attention=attention,
+        attention_backward=attention_backward,
+        elementwise=elementwise,
+        tensor_parallel=forwards * tp_forward + tp_backward,
+        forward=forward,
+        recompute_and_backward=(forwards - 1) * forward + backward,
+        idle=forwards * (forward - forward_gpu) + backward - backward_gpu,
+    )

@@ -1,0 +1,98 @@
+"""The named time terms: what each stands for, its formula and source, and the sum that makes a step.
+
+In: seconds and hidden seconds added under a name, in any order. Out: `TimeTerm` records in the order of `TERMS`.
+"""
+
+from __future__ import annotations
+
+from planner.records.estimate import TimeTerm
+
+TERMS: dict[str, tuple[str, str]] = {
+    "compute/gemm": (
+        "gas * layers * 3 * (flop / (e * P) + 0.56 * operand bytes / W + 11 µs per product)",
+        "SimuMax, fit on 183 shapes; backward is twice forward",
+    ),
+    "compute/attention": (
+        "gas * layers * (forward + backward); flash: 2*s*q*T/t / (e_a * P), backward 2.5/0.85 of it; "
+        "eager: 4*s*q*T/t / (e_a * P) + 5 passes over the scores, backward twice",
+        "arXiv:2307.08691, section 4.1; vTrain for materialised scores",
+    ),
+    "compute/elementwise": (
+        "gas * layers * 3 * ke * (0.5 + 0.5/t) * w * h * T / W",
+        "fit on llm-foundry (eager) and vTrain (fused)",
+    ),
+    "compute/recompute": (
+        "gas * layers * (forward of gemm, attention and element-wise work)",
+        "arXiv:2205.05198, section 5: full recomputation repeats forward",
+    ),
+    "compute/head": (
+        "gas * (3 * gemm(T, V/t, h) + 10 * T * V / W)",
+        "fit on llm-foundry",
+    ),
+    "compute/host_floor": (
+        "gas * layers * sum over passes of max(0, floor - time of the pass on the GPU)",
+        "vTrain, 720 rows; +1 ms per layer and pass for ZeRO-3 hooks (unverified), DeepSpeed issues 1174 and 5770",
+    ),
+    "communication/tensor_parallel": (
+        "gas * layers * all-reduces * (40 µs + 6 µs * t + 2*(t-1)/t * w*h*T / B), and the logits' gather",
+        "arXiv:1909.08053, section 3; deepspeed/module_inject/layers.py, DeepSpeed 0.19.8",
+    ),
+    "communication/gather": (
+        "weights: stage 3 gas * 2 * w*Ψ, stages 1 and 2 once w*Ψ, times (n-1)/n / B, or the network",
+        "arXiv:1910.02054, section 7; max + 0.6 * min with compute, fit on llm-foundry",
+    ),
+    "communication/reduce": (
+        "gradients: stage 3 gas * g*Ψ, stage 2 gas * 2*g*Ψ, stages 0, 1 once 2*g*Ψ, times (n-1)/n / B, or the network",
+        "arXiv:1910.02054, section 7; all-reduced buckets: deepspeed/runtime/zero/stage_1_and_2.py, DeepSpeed 0.19.8",
+    ),
+    "optimizer/step": (
+        "GPU: 28 bytes * Ψ/n / W; CPU: parameters of the node / (0.9e9 per socket)",
+        "fit on vTrain; DeepSpeed issue 6834, pull request 7474 and ZenFlow blog",
+    ),
+    "offload/gradients": (
+        "w * Ψ/n / pc, 30 % of it visible behind backward",
+        "offload reports; rate of the host link in the GPU table",
+    ),
+    "offload/weights": (
+        "w * Ψ/n / pc: updated weights back to the GPU",
+        "rate of the host link in the GPU table",
+    ),
+    "offload/parameters": (
+        "per gather: w * Ψ_l/n / pc, or w * Ψ_l/n * GPUs of a node / NVMe read rate if that is slower",
+        "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, DeepSpeed 0.19.8",
+    ),
+    "offload/nvme_states": (
+        "12 bytes * parameters of the node * (1/read + 1/write); the CPU step and its copies overlap with it",
+        "DeepNVMe blog of DeepSpeed, 06-2025",
+    ),
+    "offload/nvme_weights": (
+        "w * parameters of the node / NVMe write rate",
+        "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, DeepSpeed 0.19.8",
+    ),
+}
+
+
+class TermSums:
+    """Seconds collected under the names of `TERMS`."""
+
+    __slots__ = ("_hidden", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(TERMS, 0.0)
+        self._hidden = dict.fromkeys(TERMS, 0.0)
+
+    def add(self, name: str, seconds: float, hidden_seconds: float = 0.0) -> None:
+        """Adds to a term; raises KeyError for a name that `TERMS` lacks."""
+        self._seconds[name] += seconds
+        self._hidden[name] += hidden_seconds
+
+    def records(self) -> tuple[TimeTerm, ...]:
+        """The terms that take time, in the order of `TERMS`."""
+        hidden = self._hidden
+        return tuple(
+            TimeTerm(
+                name=name, seconds=seconds, hidden_seconds=hidden[name], formula=TERMS[name][0], source=TERMS[name][1]
+            )
+            for name, seconds in self._seconds.items()
+            if seconds
+        )

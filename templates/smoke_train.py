@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Dry run of a plan on CPU: the plan's own train.py, a shrunken model, and questions to the running engine.
+
+`dsplan smoke` starts this file through the plan's launch.sh, in place of train.py, on every rank. It reads the
+task that DSPLAN_SMOKE_TASK names (the plan, the shrunken model, where to work), trains a few optimizer steps,
+compares what the DeepSpeed engine answers with plan.json, saves a checkpoint, spoils every weight and reads the
+checkpoint back. Rank 0 writes all comparisons as JSON; it decides nothing about them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # before zero.Init, which replaces torch.Tensor.__new__
+import torch.distributed as dist
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
+
+TASK = json.loads(Path(os.environ["DSPLAN_SMOKE_TASK"]).read_text("utf-8"))
+PLAN = TASK["plan"]
+STAGE, TP, DP = PLAN["zero_stage"], PLAN["tp"], TASK["ranks"] // PLAN["tp"]
+DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[PLAN["precision"]]
+DEVICES = {
+    "none": ("none", "none"),
+    "optimizer": ("cpu", "none"),
+    "optimizer+param": ("cpu", "cpu"),
+    "nvme": ("nvme",) * 2,
+}
+OPTIMIZER_DEVICE, PARAM_DEVICE = DEVICES[PLAN["offload"]]
+checks: list[dict[str, Any]] = []
+
+
+def check(what: str, expected: Any, found: Any, *, ok: bool | None = None) -> None:
+    """Record one comparison; equal unless `ok` says how else it is judged."""
+    good = expected == found if ok is None else ok
+    checks.append({"what": what, "expected": expected, "found": found, "ok": bool(good)})
+
+
+def write_report(**more: Any) -> None:
+    """Rank 0 writes the checks, for each the answer of the first rank that disagrees with the plan, if one does."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, checks)
+    if dist.get_rank() == 0:
+        merged = []
+        for answers in zip(*everyone, strict=True):
+            failed = [rank for rank, answer in enumerate(answers) if not answer["ok"]]
+            merged.append({**answers[failed[0] if failed else 0], "ranks_failed": failed})
+        report = Path(TASK["report"])
+        report.with_suffix(".tmp").write_text(json.dumps({"checks": merged, **more}), "utf-8")
+        report.with_suffix(".tmp").replace(report)
+
+
+def run_without_gpu() -> None:
+    """Let Accelerate, Transformers and DeepSpeed start on a CPU; nothing here touches what the plan decides."""
+    import accelerate.state
+    import transformers.training_args
+    from deepspeed.accelerator import get_accelerator
+
+    original = accelerate.state.PartialState._prepare_backend
+
+    @functools.wraps(original)
+    def with_gloo(self: Any, *arguments: Any, **options: Any) -> Any:
+        backend, kind = original(self, *arguments, **options)
+        return ("gloo" if backend is None and "LOCAL_RANK" in os.environ else backend), kind
+
+    accelerate.state.PartialState._prepare_backend = with_gloo
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+    kind = type(get_accelerator())
+    kind.is_bf16_supported = kind.is_fp16_supported = lambda self: True
+
+
+def load_train_script() -> Any:
+    """The plan's train.py, given the shrunken model and spared what needs a GPU or worker processes."""
+    spec = importlib.util.spec_from_file_location("train", Path(TASK["folder"]) / "train.py")
+    train = importlib.util.module_from_spec(spec)
+    sys.modules["train"] = train
+    spec.loader.exec_module(train)
+    read_files, training_arguments = train.read_files, train.training_arguments
+
+    def read_shrunken(folder: Path) -> Any:
+        plan, engine = read_files(folder)
+        plan["model"]["config"] = TASK["config"]
+        plan["request"].update(seq_len=TASK["seq_len"], attention=TASK["attention"], loss="standard")
+        return plan, engine
+
+    def without_workers(*arguments: Any) -> Any:
+        built = training_arguments(*arguments)
+        built.dataloader_num_workers, built.dataloader_pin_memory = 0, False
+        return built
+
+    train.read_files, train.training_arguments = read_shrunken, without_workers
+    return train
+
+
+def whole_shapes() -> dict[str, list[int]]:
+    """Names and shapes of the shrunken model, undivided."""
+    fields = {key: value for key, value in TASK["config"].items() if key != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(TASK["model_type"], **fields))
+    return {name: list(p.shape) for name, p in model.named_parameters()}
+
+
+def numel(parameter: Any) -> int:
+    """Elements of a parameter on this tensor-parallel rank, whether or not ZeRO-3 has divided it."""
+    return getattr(parameter, "ds_numel", parameter.numel())
+
+
+def decoder(model: Any) -> tuple[str, Any]:
+    """The repeated layers: the module list that holds the most parameters."""
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(lists, key=lambda pair: sum(numel(p) for p in pair[1].parameters()))
+
+
+def held(engine: Any) -> list[torch.Tensor]:
+    """Every tensor that makes up this rank's state: weights or their shards, master weights, Adam moments."""
+    weights = [p.ds_tensor if hasattr(p, "ds_tensor") else p.data for p in engine.module.parameters()]
+    states = engine.basic_optimizer.state.items()
+    return weights + [key.data for key, _ in states] + [s[n] for _, s in states for n in ("exp_avg", "exp_avg_sq")]
+
+
+class Watch(TrainerCallback):
+    """Asks the engine before the first step, then counts micro-steps and layer forwards and keeps the losses."""
+
+    def __init__(self, trainer: Any, whole: dict[str, list[int]]) -> None:
+        self.trainer, self.whole = trainer, whole
+        self.losses: list[float] = []
+        self.micro_steps: list[int] = []
+        self.forwards = self.steps = 0
+        self.batch: Any = None
+        original = trainer.training_step
+
+        def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+            self.batch = {name: tensor.clone() for name, tensor in inputs.items()}
+            loss = original(model, inputs, *more, **options)
+            self.losses.append(float(loss))
+            self.micro_steps[-1] += 1
+            return loss
+
+        trainer.training_step = training_step
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.engine = self.trainer.model_wrapped
+        name, self.layers = decoder(self.engine.module)
+        for layer in self.layers:  # hooks on a part: wrapping a layer's forward would switch its checkpointing off
+            next(layer.children()).register_forward_pre_hook(self.count_forward)
+        check_settings(self.engine)
+        check_shards(self.engine, self.whole, name)
+        write_report(finished=False)
+
+    def count_forward(self, *_: Any) -> None:
+        self.forwards += 1
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.micro_steps.append(0)
+
+
+def check_settings(engine: Any) -> None:
+    """What the engine was built as."""
+
+    def device(section: Any) -> str:
+        return "none" if section is None else str(getattr(section.device, "value", section.device))
+
+    def precision() -> str:
+        return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
+
+    check("ZeRO stage", STAGE, engine.zero_optimization_stage())
+    check("ranks", TASK["ranks"], dist.get_world_size())
+    check("data-parallel world size", DP, engine.dp_world_size)
+    check("tensor-parallel world size", TP, engine.mp_world_size)
+    check("optimizer offload device", OPTIMIZER_DEVICE, device(engine.zero_offload_optimizer()))
+    check("parameter offload device", PARAM_DEVICE, device(engine.zero_offload_param()))
+    wanted = "FusedAdam" if OPTIMIZER_DEVICE == "none" else "DeepSpeedCPUAdam"
+    check("optimizer class", wanted, type(engine.basic_optimizer).__name__)
+    check("precision", PLAN["precision"], precision())
+    check("dtype of parameters", [str(DTYPE)], sorted({str(p.dtype) for p in engine.module.parameters()}))
+    check("micro-batch", PLAN["micro_batch"], engine.train_micro_batch_size_per_gpu())
+    check("gradient accumulation", PLAN["accumulation"], engine.gradient_accumulation_steps())
+    check("gradient clipping", TASK["gradient_clipping"], engine.gradient_clipping())
+    check("checkpointing", PLAN["checkpointing"] == "full", engine.module.is_activation_checkpointing)
+
+
+def check_shards(engine: Any, whole: dict[str, list[int]], layers: str) -> None:
+    """Tensor parallelism and ZeRO-3 have really divided the weights."""
+    local = dict(engine.module.named_parameters())
+    if TP > 1:
+        names = [n for n in local if n.startswith(f"{layers}.") and n in whole and len(whole[n]) > 1]
+        total = sum(math.prod(whole[n]) for n in names)
+        found = sum(numel(local[n]) for n in names)
+        check("matrix elements of the layers on this tensor-parallel rank", total // TP, found)
+    if STAGE == 3:
+        total, shards = (
+            sum(numel(p) for p in local.values()),
+            [p.ds_tensor for p in local.values() if hasattr(p, "ds_tensor")],
+        )
+        found = sum(s.ds_numel for s in shards)
+        least = math.ceil(total / DP)
+        check("parameter elements in this rank's ZeRO-3 shard", least, found, ok=least <= found <= least + len(local))
+        gathered = sum(p.numel() for p in local.values() if not getattr(p, "ds_persist", False))
+        check("elements of divided parameters left whole between steps", 0, gathered)
+    if STAGE == 2:
+        check("gradients are divided", expected=True, found=engine.optimizer.partition_gradients)
+
+
+def check_training(watch: Watch) -> None:
+    """The steps ran as the plan says, and the optimizer holds its share of the states."""
+    engine, steps = watch.engine, TASK["steps"]
+    check("micro-steps of each optimizer step", [PLAN["accumulation"]] * steps, watch.micro_steps)
+    check("optimizer steps", steps, engine.global_steps)
+    check("losses that are finite", len(watch.losses), sum(map(math.isfinite, watch.losses)))
+    passes = 2 if PLAN["checkpointing"] == "full" else 1
+    expected = passes * len(watch.layers) * PLAN["accumulation"] * steps
+    check("layer forwards (twice with checkpointing: once more in backward)", expected, watch.forwards)
+    tokens = watch.batch["input_ids"]
+    check("shape of a micro-batch", [PLAN["micro_batch"], TASK["seq_len"]], list(tokens.shape))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, tokens.tolist())
+    check("different batches at a time (one per data-parallel rank)", DP, len({str(t) for t in everyone}))
+    states = engine.basic_optimizer.state.items()
+    check("dtype of master weights", ["torch.float32"], sorted({str(key.dtype) for key, _ in states}))
+    total = sum(numel(p) for p in engine.module.parameters())
+    least = math.ceil(total / DP) if STAGE > 0 else total
+    found = sum(s["exp_avg"].numel() for _, s in states)
+    slack = 0 if STAGE == 0 else 64 * DP * max(1, len(states)) + len(list(engine.module.parameters()))
+    check("Adam moment elements on this rank", least, found, ok=least <= found <= least + slack)
+
+
+def check_checkpoint(watch: Watch) -> None:
+    """A checkpoint brings back every tensor of this rank after all of them were spoiled."""
+    engine, folder = watch.engine, Path(TASK["work"]) / "checkpoint"
+    engine.eval()
+    loss = engine(**watch.batch).loss.item()
+    engine.save_checkpoint(str(folder), tag="smoke")
+    before = [tensor.clone() for tensor in held(engine)]
+    with torch.no_grad():
+        for tensor in held(engine):
+            tensor.fill_(0.5)
+    engine.load_checkpoint(str(folder), tag="smoke")
+    after = held(engine)
+    same = sum(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    check("tensors restored from the checkpoint", len(before), same)
+    check("loss after reloading", loss, engine(**watch.batch).loss.item())
+
+
+def check_saved_model(trainer: Any, whole: dict[str, list[int]]) -> None:
+    """The final model that train.py saves is whole, not one rank's shard."""
+    folder = Path(TASK["work"]) / "model"
+    trainer.save_model(str(folder))
+    dist.barrier()
+    saved = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            saved |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    wrong = sorted(name for name, shape in whole.items() if saved.get(name) != shape)
+    check("saved tensors with a missing or wrong shape", [], wrong)
+
+
+def main() -> None:
+    run_without_gpu()
+    whole = whole_shapes()
+    train = load_train_script()
+    options = ["--max-steps", str(TASK["steps"]), "--output-dir", TASK["work"]]
+    trainer = train.build_trainer(train.parse_arguments(options))
+    watch = Watch(trainer, whole)
+    trainer.add_callback(watch)
+    trainer.train()
+    check_training(watch)
+    write_report(finished=False, losses=watch.losses)
+    check_checkpoint(watch)
+    check_saved_model(trainer, whole)
+    write_report(finished=True, losses=watch.losses)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

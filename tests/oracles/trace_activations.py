@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Trace what one training step of a real transformers model keeps in memory, without a GPU and without weights.
+
+    trace_activations.py > golden/activations.toml          trace every case below (minutes)
+    trace_activations.py --only llama gpt2                  print the rows of some cases
+
+The model is built under FakeTensorMode (tensors without storage); every storage an operator returns is counted until it
+is freed. Parameters are not counted, and each gradient is dropped as soon as it is accumulated, so what remains is the
+activation part of the step. Four numbers a trace, in bytes:
+
+    forward_end      alive after forward, when the loss alone is held (as in transformers' Trainer)
+    forward_peak     the most that was alive during forward
+    backward_head    the most that was alive until the gradient leaves the head and the final norm
+    backward_layer   the most that was alive afterwards
+
+Word embeddings are untied in all cases: a tied embedding's gradient would be held through the whole backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+import transformers.masking_utils as masking
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LAYER_KEYS = {
+    "gpt2": "n_layer",
+    "gptj": "n_layer",
+    "bloom": "n_layer",
+    "gpt_bigcode": "n_layer",
+    "gpt_neo": "num_layers",
+    "mpt": "n_layers",
+}
+QUANTITIES = ("forward_end", "forward_peak", "backward_head", "backward_layer")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operators return, while they live."""
+
+    def __init__(self, ignored: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {t.untyped_storage()._cdata: weakref.ref(t.untyped_storage()) for t in ignored}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known and self.known[key]() is storage:
+            return
+
+        def freed(reference: weakref.ref) -> None:
+            self.now -= size
+            if self.known.get(key) is reference:
+                del self.known[key]
+
+        self.known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def build(config: dict[str, Any], layers: int, attention: str, precision: str) -> torch.nn.Module:
+    """The model on fake tensors; must be called inside FakeTensorMode."""
+    fields = dict(config)
+    model_type = fields.pop("model_type")
+    fields[LAYER_KEYS.get(model_type, "num_hidden_layers")] = layers
+    fields.setdefault("tie_word_embeddings", False)
+    settings = AutoConfig.for_model(model_type, **fields)
+    settings.use_cache = False
+    torch.set_default_dtype(DTYPES[precision])
+    model = AutoModelForCausalLM.from_config(settings, attn_implementation=attention)
+    torch.set_default_dtype(torch.float32)
+    return model.train()
+
+
+def decoder_layers(model: torch.nn.Module, layers: int) -> torch.nn.ModuleList:
+    """The list of decoder layers: the first module list of that length."""
+    return next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers)
+
+
+def trace(
+    config: dict[str, Any],
+    *,
+    layers: int,
+    micro_batch: int,
+    seq_len: int,
+    checkpointing: str = "none",
+    attention: str = "sdpa",
+    precision: str = "bf16",
+) -> dict[str, int]:
+    """Bytes alive at four instants of one step."""
+    transformers.logging.set_verbosity_error()
+    # Fake tensors cannot prove that a causal mask is unnecessary, so an s x s mask would be saved in every layer.
+    masking.find_packed_sequence_indices = lambda position_ids: None
+    found: dict[str, int] = {}
+    with FakeTensorMode():
+        model = build(config, layers, attention, precision)
+        if checkpointing == "full":
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        live = LiveBytes([*model.parameters(), *model.buffers()])
+
+        def gradient_leaves_head(_: torch.Tensor) -> None:
+            found["backward_head"] = live.peak - start
+            live.peak = live.now
+
+        def watch(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if "watched" not in found:  # the first call only: a checkpointed layer runs again in backward
+                found["watched"] = 1
+                (output[0] if isinstance(output, tuple) else output).register_hook(gradient_leaves_head)
+
+        decoder_layers(model, layers)[-1].register_forward_hook(watch)
+        with live:
+            tokens = torch.randint(0, 100, (micro_batch, seq_len))
+            start = live.now
+            loss = model(input_ids=tokens, labels=tokens).loss
+            found["forward_end"], found["forward_peak"] = live.now - start, live.peak - start
+            live.peak = live.now
+            loss.backward()
+        found["backward_layer"] = live.peak - start
+    return {name: found[name] for name in QUANTITIES}
+
+
+ROW = {"vocab_size": 8192, "max_position_embeddings": 8192}
+WIDE = {**ROW, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8}
+GROUPED = {**WIDE, "num_key_value_heads": 2}
+PLAIN = {**WIDE, "intermediate_size": 1024}
+OLD = {
+    "n_embd": 256,
+    "n_head": 8,
+    "n_positions": 8192,
+    "vocab_size": 8192,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+}
+EXPERTS = {**GROUPED, "num_experts": 8, "moe_intermediate_size": 192, "decoder_sparse_step": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **GROUPED},
+    "llama multi-head": {"model_type": "llama", **WIDE},
+    "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": None},
+    "mistral window": {"model_type": "mistral", **GROUPED, "sliding_window": 512},
+    "qwen2": {"model_type": "qwen2", **GROUPED},
+    "qwen3": {"model_type": "qwen3", **GROUPED, "head_dim": 64},
+    "gemma": {"model_type": "gemma", **GROUPED, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 1024},
+    "gemma2": {"model_type": "gemma2", **GROUPED, "head_dim": 64, "intermediate_size": 1024, "sliding_window": 4096},
+    "gemma3_text": {
+        "model_type": "gemma3_text",
+        **GROUPED,
+        "head_dim": 64,
+        "intermediate_size": 1024,
+        "sliding_window": 4096,
+    },
+    "gemma3_text window": {
+        "model_type": "gemma3_text",
+        **GROUPED,
+        "head_dim": 64,
+        "sliding_window": 512,
+        "sliding_window_pattern": 2,
+    },
+    "phi": {"model_type": "phi", **PLAIN},
+    "phi qk_layernorm": {"model_type": "phi", **PLAIN, "qk_layernorm": True},
+    "phi3": {"model_type": "phi3", **GROUPED, "pad_token_id": 0, "sliding_window": None},
+    "gpt2": {"model_type": "gpt2", **OLD},
+    "gpt_neo": {
+        "model_type": "gpt_neo",
+        **ROW,
+        "hidden_size": 256,
+        "num_heads": 8,
+        "attention_types": [[["global", "local"], 1]],
+    },
+    "gpt_neox": {"model_type": "gpt_neox", **PLAIN},
+    "gpt_neox sequential": {"model_type": "gpt_neox", **PLAIN, "use_parallel_residual": False},
+    "gptj": {"model_type": "gptj", **OLD, "rotary_dim": 16},
+    "gpt_bigcode": {"model_type": "gpt_bigcode", **OLD},
+    "opt": {
+        "model_type": "opt",
+        **ROW,
+        "hidden_size": 256,
+        "word_embed_proj_dim": 256,
+        "ffn_dim": 1024,
+        "num_attention_heads": 8,
+        "dropout": 0.0,
+    },
+    "opt after": {
+        "model_type": "opt",
+        **ROW,
+        "hidden_size": 256,
+        "word_embed_proj_dim": 128,
+        "ffn_dim": 1024,
+        "num_attention_heads": 8,
+        "dropout": 0.0,
+        "do_layer_norm_before": False,
+    },
+    "falcon": {"model_type": "falcon", **WIDE, "multi_query": True},
+    "falcon new": {"model_type": "falcon", **WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon alibi": {"model_type": "falcon", **WIDE, "alibi": True, "multi_query": False, "parallel_attn": False},
+    "falcon heads": {"model_type": "falcon", **WIDE, "multi_query": False},
+    "bloom": {"model_type": "bloom", "hidden_size": 256, "n_head": 8, "vocab_size": 8192},
+    "mpt": {"model_type": "mpt", "d_model": 256, "n_heads": 8, "vocab_size": 8192, "max_seq_len": 8192},
+    "starcoder2": {"model_type": "starcoder2", **PLAIN, "num_key_value_heads": 2, "sliding_window": None},
+    "stablelm": {"model_type": "stablelm", **GROUPED},
+    "stablelm parallel": {"model_type": "stablelm", **GROUPED, "use_parallel_residual": True, "qk_layernorm": True},
+    "olmo": {"model_type": "olmo", **WIDE},
+    "olmo2": {"model_type": "olmo2", **WIDE},
+    "granite": {"model_type": "granite", **GROUPED},
+    "cohere": {"model_type": "cohere", **GROUPED},
+    "cohere qk_norm": {"model_type": "cohere", **GROUPED, "use_qk_norm": True},
+    "smollm3": {"model_type": "smollm3", **GROUPED, "pad_token_id": 0},
+    "glm": {"model_type": "glm", **GROUPED, "head_dim": 32, "pad_token_id": 0},
+    "glm4": {"model_type": "glm4", **GROUPED, "head_dim": 32, "pad_token_id": 0},
+    "seed_oss": {
+        "model_type": "seed_oss",
+        **GROUPED,
+        "head_dim": 64,
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+    },
+    "ernie4_5": {"model_type": "ernie4_5", **GROUPED, "head_dim": 32},
+    "mixtral": {"model_type": "mixtral", **GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **EXPERTS,
+        "num_experts_per_tok": 4,
+        "shared_expert_intermediate_size": 704,
+    },
+    "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "num_experts_per_tok": 4, "head_dim": 64},
+    "olmoe": {"model_type": "olmoe", **GROUPED, "num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 192},
+}
+EAGER_ONLY = ("gemma2", "bloom", "gpt_neo", "mpt")
+"""`attn_implementation="sdpa"` raises for these."""
+BF16_ONLY = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Grouped products of experts have no fp32 kernel on a CPU."""
+
+
+def runs(name: str) -> Iterator[dict[str, Any]]:
+    """The settings every case is traced with."""
+    model_type = CASES[name]["model_type"]
+    first = "eager" if model_type in EAGER_ONLY else "sdpa"
+    for checkpointing in ("none", "full"):
+        for layers in (2, 3):
+            for seq_len in (1024, 2048):
+                for micro_batch in (1, 2):
+                    yield _run(layers, micro_batch, seq_len, checkpointing, first, "bf16")
+            if first == "sdpa":
+                yield _run(layers, 2, 1024, checkpointing, "eager", "bf16")
+            if model_type not in BF16_ONLY:
+                yield _run(layers, 2, 1024, checkpointing, first, "fp32")
+
+
+def _run(
+    layers: int, micro_batch: int, seq_len: int, checkpointing: str, attention: str, precision: str
+) -> dict[str, Any]:
+    return {
+        "layers": layers,
+        "micro_batch": micro_batch,
+        "seq_len": seq_len,
+        "checkpointing": checkpointing,
+        "attention": attention,
+        "precision": precision,
+    }
+
+
+def toml_value(value: Any) -> str:
+    """A value in TOML's inline notation."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list):
+        return f"[{', '.join(toml_value(v) for v in value)}]"
+    return str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(CASES), help="names of cases")
+    names = parser.parse_args().only
+    print("# Written by tests/oracles/trace_activations.py, which says what the numbers are. Bytes; see `columns`.")
+    print(f'\ntorch = "{torch.__version__.split("+")[0]}"\ntransformers = "{transformers.__version__}"')
+    print('source = "traced: torch FakeTensorMode on the transformers model classes"')
+    print('columns = ["layers", "micro_batch", "seq_len", "checkpointing", "attention", "precision",')
+    print('           "forward_end", "forward_peak", "backward_head", "backward_layer"]')
+    for name in names:
+        fields = {key: value for key, value in CASES[name].items() if value is not None}
+        nulls = [key for key, value in CASES[name].items() if value is None]
+        print(f'\n[[case]]\nname = "{name}"\nnulls = {toml_value(nulls)}')
+        print(f"config = {{ {', '.join(f'{key} = {toml_value(value)}' for key, value in fields.items())} }}")
+        print("traces = [")
+        for settings in runs(name):
+            measured = trace(CASES[name], **settings)
+            print(f"  {toml_value([*settings.values(), *measured.values()])},", flush=True)
+        print("]")
+
+
+if __name__ == "__main__":
+    main()

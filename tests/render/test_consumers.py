@@ -1,0 +1,203 @@
+"""The programs that read the files accept them: their own parsers, with the command lines that launch.sh gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from handmade_plans import make_cluster, make_plan, random_plans
+from launching import launch
+
+from planner.records.candidate import Offload
+from planner.records.model import Precision
+from planner.records.plan import Plan
+from planner.records.request import Launcher
+from planner.render.deepspeed_json import deepspeed_config
+
+PLANS = [
+    make_plan(zero=0),
+    make_plan(zero=1, tp=2),
+    make_plan(zero=2, precision=Precision.FP16, offload=Offload.OPTIMIZER),
+    make_plan(zero=3, tp=2, cluster=make_cluster(nodes=2, gpus_per_node=8)),
+    make_plan(zero=3, offload=Offload.OPTIMIZER_AND_PARAMS, precision=Precision.FP32),
+    make_plan(zero=3, offload=Offload.NVME),
+]
+
+
+def rendered(plan: Plan) -> dict[str, Any]:
+    return deepspeed_config(plan.request, plan.ranked[0].candidate)
+
+
+def world(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """What DeepSpeedConfig asks torch.distributed for, as the launched ranks would answer."""
+    import deepspeed.comm as dist
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: size)
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_deepspeed_reads_every_plan_as_it_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    plans = [*PLANS, *random_plans(100, seed=11)]
+    for plan in plans:
+        candidate = plan.ranked[0].candidate
+        world(monkeypatch, candidate.degrees.world_size)
+        read = DeepSpeedConfig(rendered(plan))
+        assert read.zero_optimization_stage == int(candidate.zero)
+        assert read.train_micro_batch_size_per_gpu == candidate.micro_batch
+        assert read.gradient_accumulation_steps == candidate.accumulation
+        assert read.gradient_clipping == 1.0
+        assert read.bfloat16_config.enabled is (plan.request.workload.precision is Precision.BF16)
+        assert read.float16_config.enabled is (plan.request.workload.precision is Precision.FP16)
+        if read.float16_config.enabled:
+            assert read.float16_config.loss_scale == 0
+        assert max(1, read.tensor_parallel_config.autotp_size) == candidate.degrees.tp
+        zero = read.zero_config
+        for block, device in (
+            (zero.offload_optimizer, candidate.offload.optimizer_device),
+            (zero.offload_param, candidate.offload.param_device),
+        ):
+            assert (block.device if block else "none") == device
+            assert block is None or block.pin_memory is candidate.settings.pin_memory
+        assert zero.overlap_comm is candidate.settings.overlap_comm
+        assert zero.reduce_bucket_size == candidate.settings.reduce_bucket_elements
+    assert len(plans) == 106
+
+
+@pytest.mark.slow
+@pytest.mark.transformers
+def test_the_trainer_agrees_with_every_number() -> None:
+    """`process` raises where an argument and the file differ; the arguments are those train.py reads from the file."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("accelerate")
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    for plan in PLANS:
+        config, candidate = rendered(plan), plan.ranked[0].candidate
+        params = config["optimizer"]["params"]
+        arguments = SimpleNamespace(
+            world_size=candidate.degrees.world_size,
+            per_device_train_batch_size=candidate.micro_batch,
+            gradient_accumulation_steps=candidate.accumulation,
+            max_grad_norm=config["gradient_clipping"],
+            learning_rate=params["lr"],
+            adam_beta1=params["betas"][0],
+            adam_beta2=params["betas"][1],
+            adam_epsilon=params["eps"],
+            weight_decay=params["weight_decay"],
+            save_on_each_node=False,
+            fp16=plan.request.workload.precision is Precision.FP16,
+            bf16=plan.request.workload.precision is Precision.BF16,
+            fp16_full_eval=False,
+            bf16_full_eval=False,
+            get_warmup_steps=lambda steps: 0,
+        )
+        read = HfTrainerDeepSpeedConfig(rendered(plan))
+        read.trainer_config_process(arguments)
+        model = SimpleNamespace(config=SimpleNamespace(hidden_size=5120))
+        read.trainer_config_finalize(arguments, model, 100)
+        assert read.config == config, "the Trainer had to fill something in"
+        assert read.is_zero3() is (int(candidate.zero) == 3)
+
+
+@pytest.mark.slow
+@pytest.mark.accelerate
+@pytest.mark.parametrize("smoke", [False, True], ids=["run", "dry run"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_accelerate_launch_merges_file_and_command_line(tmp_path: Path, nodes: int, smoke: bool) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    folder = tmp_path / "plan"
+    plan = make_plan(cluster=make_cluster(nodes=nodes, gpus_per_node=8), zero=3)
+    env = {"DSPLAN_SMOKE_SCRIPT": "smoke.py", "DSPLAN_SMOKE_RANKS": "2"} if smoke else {"MASTER_ADDR": "10.0.0.7"}
+    seen = launch(plan, folder, "--epochs", "2", NODE_RANK="1", MASTER_PORT="23457", **env)
+    loaded = load_config_from_file(str(folder / "accelerate.yaml"))
+    assert (loaded.num_processes, loaded.num_machines) == (nodes * 8, nodes)
+    words = [str(folder / word) if word == "accelerate.yaml" else word for word in seen.argv[2:]]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    command, environment = prepare_deepspeed_cmd_env(arguments)
+    assert command is None, "torch's launcher in this process, not pdsh"
+    assert arguments.use_deepspeed
+    assert environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "ds_config.json"
+    assert environment["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == "true"
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert arguments.nproc_per_node == ("2" if smoke else "8")
+    assert arguments.master_port == "23457"
+    assert arguments.training_script == ("smoke.py" if smoke else "train.py")
+    assert arguments.training_script_args == ([] if smoke else ["--epochs", "2"])
+    if nodes == 2 and not smoke:
+        assert (arguments.nnodes, arguments.node_rank, arguments.master_addr) == ("2", 1, "10.0.0.7")
+
+
+@pytest.mark.slow
+@pytest.mark.accelerate
+@pytest.mark.parametrize("index", range(len(PLANS)))
+def test_the_accelerate_plugin_takes_the_deepspeed_file(
+    tmp_path: Path, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    from accelerate.utils import DeepSpeedPlugin
+
+    launch(PLANS[index], tmp_path / "plan", NODE_RANK="0", MASTER_ADDR="head")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", "deepspeed_config_file,zero3_init_flag")
+    plugin = DeepSpeedPlugin(hf_ds_config=str(tmp_path / "plan" / "ds_config.json"))
+    assert plugin.zero_stage == int(PLANS[index].ranked[0].candidate.zero)
+    assert plugin.deepspeed_config == rendered(PLANS[index])
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("smoke", [False, True], ids=["run", "dry run"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_deepspeed_launcher_reads_command_line_and_host_file(tmp_path: Path, nodes: int, smoke: bool) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed.launcher.runner import fetch_hostfile, parse_args, parse_inclusion_exclusion
+
+    plan = make_plan(launcher=Launcher.DEEPSPEED, cluster=make_cluster(nodes=nodes, gpus_per_node=8))
+    env = {"DSPLAN_SMOKE_SCRIPT": "smoke.py", "DSPLAN_SMOKE_RANKS": "2"} if smoke else {"MASTER_ADDR": "10.0.0.7"}
+    seen = launch(plan, tmp_path / "plan", "--epochs", "2", NODE_RANK="1", MASTER_PORT="23457", **env)
+    arguments = parse_args(seen.argv[1:])
+    assert arguments.master_port == 23457
+    assert arguments.no_local_rank
+    assert arguments.user_script == ("smoke.py" if smoke else "train.py")
+    assert arguments.user_args == ([] if smoke else ["--epochs", "2"])
+    if smoke:
+        assert (arguments.num_gpus, arguments.include, arguments.no_ssh) == (2, "", False)
+    elif nodes == 1:
+        chosen = parse_inclusion_exclusion({"localhost": 8}, arguments.include, arguments.exclude)
+        assert chosen == {"localhost": list(range(8))}
+    else:
+        assert (arguments.no_ssh, arguments.node_rank, arguments.master_addr) == (True, 1, "10.0.0.7")
+        assert fetch_hostfile(str(tmp_path / "plan" / arguments.hostfile)) == {"node-0": 8, "node-1": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("smoke", [False, True], ids=["run", "dry run"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchrun_reads_the_command_line(tmp_path: Path, nodes: int, smoke: bool) -> None:
+    pytest.importorskip("torch")
+    from torch.distributed.run import config_from_args, parse_args
+
+    plan = make_plan(launcher=Launcher.TORCHRUN, cluster=make_cluster(nodes=nodes, gpus_per_node=8))
+    env = {"DSPLAN_SMOKE_SCRIPT": "smoke.py", "DSPLAN_SMOKE_RANKS": "2"} if smoke else {"MASTER_ADDR": "10.0.0.7"}
+    seen = launch(plan, tmp_path / "plan", "--epochs", "2", MASTER_PORT="23457", **env)
+    config, _, words = config_from_args(parse_args(seen.argv[1:]))
+    assert config.min_nodes == config.max_nodes == (1 if smoke else nodes)
+    assert config.nproc_per_node == (2 if smoke else 8)
+    assert config.rdzv_backend == "c10d"
+    assert config.rdzv_endpoint == ("10.0.0.7:23457" if nodes == 2 and not smoke else "127.0.0.1:23457")
+    assert words[-3:] == ["train.py", "--epochs", "2"] if not smoke else words[-1] == "smoke.py"
