@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from planner.catalog.speed import speed_constants
@@ -25,14 +24,6 @@ from planner.search.summary import rejection_evaluation
 from planner.spec.request import build_request
 
 
-def dsplan_version() -> str:
-    """The installed version; a bare checkout says so."""
-    try:
-        return version("dsplan")
-    except PackageNotFoundError:
-        return "0+checkout"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What was asked and found. `plan.ranked` is empty when nothing fits."""
@@ -46,7 +37,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of CONTRACT section 3."""
-        return document(self.plan, dsplan_version=dsplan_version())
+        return document(self.plan)
 
     def files(self) -> dict[str, str]:
         """The files of the best plan, checked against their schemas and each other; raises PlannerError when nothing fits."""

@@ -75,6 +75,11 @@ def run_without_gpu() -> None:
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     kind = type(get_accelerator())
     kind.is_bf16_supported = kind.is_fp16_supported = lambda self: True
+    if "nvme" in (OPTIMIZER_DEVICE, PARAM_DEVICE):
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        if not AsyncIOBuilder().is_compatible(verbose=False):
+            raise SystemExit("cannot be dry-run here: NVMe offload needs libaio and its headers")
 
 
 def load_train_script() -> Any:
@@ -94,6 +99,9 @@ def load_train_script() -> Any:
     def without_workers(*arguments: Any) -> Any:
         built = training_arguments(*arguments)
         built.dataloader_num_workers, built.dataloader_pin_memory = 0, False
+        for section in built.hf_deepspeed_config.config["zero_optimization"].values():
+            if isinstance(section, dict) and "nvme_path" in section:
+                section["nvme_path"] = TASK["work"]
         return built
 
     train.read_files, train.training_arguments = read_shrunken, without_workers
@@ -140,7 +148,7 @@ class Watch(TrainerCallback):
         def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
             self.batch = {name: tensor.clone() for name, tensor in inputs.items()}
             loss = original(model, inputs, *more, **options)
-            self.losses.append(float(loss))
+            self.losses.append(loss.item())
             self.micro_steps[-1] += 1
             return loss
 
@@ -187,6 +195,19 @@ def check_settings(engine: Any) -> None:
     check("checkpointing", PLAN["checkpointing"] == "full", engine.module.is_activation_checkpointing)
 
 
+def least_shard(local: dict[str, Any], whole: dict[str, list[int]]) -> int:
+    """Elements of this rank's ZeRO share without padding.
+
+    At stage 3 zero.Init shares out the whole model over all ranks before tensor parallelism divides any matrix, and
+    what tensor parallelism leaves whole (embedding, norms) stays shared by all ranks.
+    """
+    if STAGE == 0:
+        return sum(map(numel, local.values()))
+    kept = [name for name, p in local.items() if STAGE == 3 and numel(p) == math.prod(whole.get(name, ()))]
+    by_all = sum(numel(local[name]) for name in kept)
+    return math.ceil(by_all / (DP * TP)) + math.ceil((sum(map(numel, local.values())) - by_all) / DP)
+
+
 def check_shards(engine: Any, whole: dict[str, list[int]], layers: str) -> None:
     """Tensor parallelism and ZeRO-3 have really divided the weights."""
     local = dict(engine.module.named_parameters())
@@ -196,13 +217,11 @@ def check_shards(engine: Any, whole: dict[str, list[int]], layers: str) -> None:
         found = sum(numel(local[n]) for n in names)
         check("matrix elements of the layers on this tensor-parallel rank", total // TP, found)
     if STAGE == 3:
-        total, shards = (
-            sum(numel(p) for p in local.values()),
-            [p.ds_tensor for p in local.values() if hasattr(p, "ds_tensor")],
+        least, shards = least_shard(local, whole), [p.ds_tensor for p in local.values()]
+        found = sum(shard.ds_numel for shard in shards)
+        check(
+            "parameter elements in this rank's shard", least, found, ok=least <= found <= least + len(local) * DP * TP
         )
-        found = sum(s.ds_numel for s in shards)
-        least = math.ceil(total / DP)
-        check("parameter elements in this rank's ZeRO-3 shard", least, found, ok=least <= found <= least + len(local))
         gathered = sum(p.numel() for p in local.values() if not getattr(p, "ds_persist", False))
         check("elements of divided parameters left whole between steps", 0, gathered)
     if STAGE == 2:
@@ -225,11 +244,10 @@ def check_training(watch: Watch) -> None:
     check("different batches at a time (one per data-parallel rank)", DP, len({str(t) for t in everyone}))
     states = engine.basic_optimizer.state.items()
     check("dtype of master weights", ["torch.float32"], sorted({str(key.dtype) for key, _ in states}))
-    total = sum(numel(p) for p in engine.module.parameters())
-    least = math.ceil(total / DP) if STAGE > 0 else total
-    found = sum(s["exp_avg"].numel() for _, s in states)
-    slack = 0 if STAGE == 0 else 64 * DP * max(1, len(states)) + len(list(engine.module.parameters()))
-    check("Adam moment elements on this rank", least, found, ok=least <= found <= least + slack)
+    local = dict(engine.module.named_parameters())
+    least, found = least_shard(local, watch.whole), sum(state["exp_avg"].numel() for _, state in states)
+    padding = 64 * DP * TP * max(1, len(states)) + len(local) * DP * TP if STAGE else 0
+    check("Adam moment elements on this rank", least, found, ok=least <= found <= least + padding)
 
 
 def check_checkpoint(watch: Watch) -> None:
@@ -272,10 +290,11 @@ def main() -> None:
     trainer.add_callback(watch)
     trainer.train()
     check_training(watch)
-    write_report(finished=False, losses=watch.losses)
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    write_report(finished=False, losses=losses)
     check_checkpoint(watch)
     check_saved_model(trainer, whole)
-    write_report(finished=True, losses=watch.losses)
+    write_report(finished=True, losses=losses)
     dist.destroy_process_group()
 
 

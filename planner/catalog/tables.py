@@ -223,10 +223,8 @@ def find_gpu(name: str) -> Gpu:
 
 
 def find_link(name: str) -> Link:
-    """The link of that name (a row of links.toml)."""
-    row = _links()["link"].get(name)
-    if row is None:
-        raise UnknownName("link", name, _links()["link"], listing=GPU_LISTING)
+    """The link of that name (a row of links.toml, where GPUs and nodes name it); raises KeyError."""
+    row = _links()["link"][name]
     rows = tuple((int(ranks), gb * 1e9) for ranks, gb in row["bus_gb_per_s"])
     return Link(name=row["name"], bus_bytes_per_s=rows, source=row["source"])
 
@@ -237,10 +235,8 @@ def fabric_names() -> tuple[str, ...]:
 
 
 def network_on(fabric: str, gbit_per_s: float, *, source: str) -> Network:
-    """A network of that nominal rate per node on that fabric."""
-    row = _links()["fabric"].get(fabric)
-    if row is None:
-        raise UnknownName("fabric", fabric, fabric_names(), listing=GPU_LISTING)
+    """A network of that nominal rate per node on one of `fabric_names()`; raises KeyError for another."""
+    row = _links()["fabric"][fabric]
     name = f"{row['full_name']}, {gbit_per_s:g} Gbit/s per node, {row['fraction']:.0%} of it effective"
     return Network(name=name, gbit_per_s=gbit_per_s, fraction=row["fraction"], source=source)
 
@@ -273,6 +269,17 @@ def _nvme_classes() -> Mapping[str, Row]:
     return {row["name"]: row for row in toml.loads(text)["nvme"]}
 
 
+@cache
+def _node_row(index: int) -> Row:
+    row = _row("nodes.toml", "node", index)
+    for key in ("gpus", "host_ram_gib", "cpu_cores"):
+        if not row[key] > 0:
+            raise ValueError(f"nodes.toml: {row['name']}: {key} is not positive")
+    if not row["source"] or row["gpu"] not in gpu_names():
+        raise ValueError(f"nodes.toml: {row['name']}: no source, or a GPU that gpus.toml lacks")
+    return row
+
+
 def is_node(text: str) -> bool:
     """Whether some node type is called so."""
     return normalise(text) in _node_index()
@@ -283,7 +290,7 @@ def find_node(name: str) -> NodeType:
     index = _node_index().get(normalise(name))
     if index is None:
         raise UnknownName("instance", name, node_names(), listing=NODE_LISTING)
-    row = _row("nodes.toml", "node", index)
+    row = _node_row(index)
     rate, drives = row.get("network_gbit_per_s"), row.get("nvme_tb")
     rates = _nvme_classes()[row["nvme"]] if drives else None
     return NodeType(
@@ -312,7 +319,7 @@ def gpu_rows() -> tuple[Row, ...]:
 
 def node_rows() -> tuple[Row, ...]:
     """Every row of nodes.toml with every field and its source."""
-    return tuple(_row("nodes.toml", "node", i) for i in range(len(node_names())))
+    return tuple(_node_row(i) for i in range(len(node_names())))
 
 
 def link_rows() -> tuple[Row, ...]:

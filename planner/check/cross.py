@@ -49,9 +49,6 @@ def _deepspeed_is_the_plan(best: Mapping[str, Any], deepspeed: Mapping[str, Any]
             path = f"$.zero_optimization.{block}.device"
             message = f"`{block}` goes to `{device}`, in plan.json to `{wanted}`"
             yield finding("DS202", path, message, fix="plan again instead of editing", file="ds_config.json")
-    if "train_batch_size" in deepspeed:
-        message = "the total batch follows from micro-batch and accumulation"
-        yield finding("DS022", "$.train_batch_size", message, fix="leave it out", file="ds_config.json")
 
 
 def precision_of(deepspeed: Mapping[str, Any]) -> str:

@@ -81,8 +81,8 @@ def check_text(name: str, text: str, kind: str = "") -> tuple[Any, list[Problem]
     document, problems = read_document(name, text)
     if document is not None or not problems:
         kind = kind or kind_of(name, document)
-        if isinstance(document, Mapping):
-            problems += schema_problems(document, kind) if _is_local(document) else []
+        if isinstance(document, Mapping) and not _is_sagemaker(document):
+            problems += schema_problems(document, kind)
         if kind == "deepspeed":
             problems += deepspeed_problems(document)
             problems += training_problems(document) if isinstance(document, Mapping) else []
@@ -110,6 +110,6 @@ def named_file_problems(
     return pair_problems(accelerate, deepspeed, name) if isinstance(deepspeed, Mapping) else []
 
 
-def _is_local(document: Mapping[str, Any]) -> bool:
+def _is_sagemaker(document: Mapping[str, Any]) -> bool:
     """SageMaker files have a form of their own, which is not checked here."""
-    return bool(document.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE")
+    return bool(document.get("compute_environment") == "AMAZON_SAGEMAKER")

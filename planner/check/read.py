@@ -27,7 +27,9 @@ def read_document(name: str, text: str) -> tuple[Any, list[Problem]]:
 
 def locate(problems: list[Problem], file: str, text: str) -> list[Problem]:
     """The problems with file, line and column filled in."""
-    marks = path_marks(text) if any(not problem.line for problem in problems) else {}
+    marks = {}
+    if any(not problem.line for problem in problems):
+        marks = path_marks(text) or path_marks(strip_notes(text))
     return [_placed(problem, file, marks) for problem in problems]
 
 
@@ -68,12 +70,15 @@ def _read_json(text: str) -> tuple[Any, list[Problem]]:
     problems: list[Problem] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        document = dict(items)
+        if len(document) == len(items):
+            return document
         keys = [key for key, _ in items]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
             problems.append(
                 finding("DS003", f"$.{key}", f"`{key}` is written twice in one section", fix="leave one of them")
             )
-        return dict(items)
+        return document
 
     try:
         return json.loads(text, object_pairs_hook=pairs), problems

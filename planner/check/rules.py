@@ -51,7 +51,6 @@ RULES = {
     "DS062": Rule(title="a parameter that the optimizer does not take", bites="engine init"),
     "DS063": Rule(title="a scheduler that cannot start", bites="engine init"),
     "DS064": Rule(title="a gradient reduction that ZeRO does not allow", bites="engine init"),
-    "DS065": Rule(title="activation_checkpointing cannot be switched on here", bites="silently"),
     "DS066": Rule(title="an optimizer that DeepSpeed or ZeRO refuses", bites="engine init"),
     "DS110": Rule(title="a key that accelerate does not know"),
     "DS111": Rule(title="a key that accelerate copies and nothing reads", bites="silently"),

@@ -11,10 +11,10 @@ import typer
 
 from planner.cli import check, estimate, plan, show, smoke
 from planner.errors import PlannerError, nearest, one_line
+from planner.version import VERSION
 
 app = typer.Typer(
     help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, and the files to launch it.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -34,9 +34,7 @@ def root(
 ) -> None:
     """`dsplan --model 13b --gpus 4xA100-80G` plans; it is short for `dsplan plan …`."""
     if version:
-        from planner.api import dsplan_version
-
-        typer.echo(f"dsplan {dsplan_version()}")
+        typer.echo(f"dsplan {VERSION}")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -49,7 +47,8 @@ def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
     try:
         command = typer.main.get_command(app)
-        result = command.main(args=with_command(arguments), prog_name="dsplan", standalone_mode=False)
+        flags, script_arguments = split_script_arguments(arguments)
+        result = command.main(args=with_command(flags), prog_name="dsplan", standalone_mode=False, obj=script_arguments)
     except PlannerError as error:
         return complain(error.message, error.hint, error.exit_code)
     except typer.BadParameter.__mro__[1] as error:  # UsageError, whichever click typer brings
@@ -62,9 +61,19 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def split_script_arguments(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What stands before the first `--` is ours; what follows belongs to the script."""
+    if "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
 def with_command(arguments: list[str]) -> list[str]:
-    """`--model …` means `plan --model …`; a leading word must be a command."""
-    if not arguments or arguments[0] in (*COMMANDS, "--help", "--version"):
+    """`--model …` means `plan --model …`; a leading word must be a command; nothing at all asks for help."""
+    if not arguments:
+        return ["--help"]
+    if arguments[0] in (*COMMANDS, "--help", "--version"):
         return arguments
     if arguments[0].startswith("-"):
         return ["plan", *arguments]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from planner.cli import options as o
+from planner.errors import one_line
+from planner.report.table import wrapped
 
 EXAMPLES = (
     "Examples: dsplan --model 13b --gpus 4xA100-80G · dsplan plan --model Qwen/Qwen2.5-32B --gpus 2x8xH100-80G "
@@ -17,6 +20,7 @@ EXAMPLES = (
 
 
 def plan_command(
+    context: typer.Context,
     *,
     model: o.Model = None,
     gpus: o.Gpus = None,
@@ -47,10 +51,10 @@ def plan_command(
     json: o.Json = False,
     smoke: o.Smoke = False,
     force: o.Force = False,
-    script_arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: arguments of the script.", show_default=False)] = None,
 ) -> int:
     """Search ZeRO stage, tensor parallelism, checkpointing, offload and micro-batch; write the best plan's files."""
-    request = {k: v for k, v in locals().items() if k not in ("batch", "out", "json", "smoke", "force")}
+    request = {k: v for k, v in locals().items() if k not in ("context", "batch", "out", "json", "smoke", "force")}
+    request["script_arguments"] = context.obj or ()
     if batch is not None:
         from planner.api import plan
         from planner.cli.batch import run_batch
@@ -101,5 +105,7 @@ def default_folder(model: str, gpus: str) -> str:
 def _next_steps(folder: Path | None, files: dict[str, str]) -> str:
     if folder is None:
         return ""
-    names = ", ".join(sorted(files))
-    return f"\nwrote {folder}/: {names}\nnext  dsplan smoke {folder}   (dry run on this machine's CPU)\n      bash {folder}/launch.sh"
+    quoted = shlex.quote(str(folder))
+    names = wrapped(", ".join(sorted(files)), indent="        ")
+    steps = [f"  dsplan smoke {quoted}   # dry run on this machine's CPU", f"  bash {quoted}/launch.sh"]
+    return "\n".join([f"\nwrote {one_line(str(folder))}/", *names, "next", *steps])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,8 @@ import typer
 from planner.errors import PlannerError, UnknownName, nearest
 from planner.report.table import table
 
-KINDS = ("models", "gpus", "instances")
+NOUNS = {"models": "model", "gpus": "GPU", "instances": "instance"}
+KINDS = tuple(NOUNS)
 
 
 def show_command(
@@ -50,7 +52,7 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     if kind == "models":
         from planner.catalog.models import model_rows
 
-        return [dict(row) if isinstance(row, dict) else row.to_dict() for row in model_rows()]
+        return [asdict(row) for row in model_rows()]
     if kind in ("gpus", "instances"):
         from planner.catalog.tables import gpu_rows, node_rows
 
@@ -70,7 +72,7 @@ def find_row(kind: str, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]
             spellings.setdefault(normalise(str(spelling)), row)
     if wanted in spellings:
         return spellings[wanted]
-    raise UnknownName(kind.removesuffix("s"), name, [row["name"] for row in rows], listing=f"dsplan show {kind}")
+    raise UnknownName(NOUNS[kind], name, [row["name"] for row in rows], listing=f"dsplan show {kind}")
 
 
 def text_of(value: object) -> str:

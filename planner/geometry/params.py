@@ -145,11 +145,18 @@ def _tensors(shape: ModelShape) -> Iterator[ParameterTensor]:
         yield from _expert_mlp(shape)
     if shape.final_norm:
         yield from _norm(shape, "final_norm", 1)
+    split = Split.REPLICATED if _head_is_whole(shape) else Split.COLUMN
     if not shape.tied_embeddings:
-        split = Split.REPLICATED if shape.trait("replicated_head", default=False) else Split.COLUMN
         yield _tensor("head", shape.vocab, width, 1, split)
-        if shape.head_bias:
-            yield _tensor("head_bias", shape.vocab, 1, 1, split)
+    if shape.head_bias:
+        yield _tensor("head_bias", shape.vocab, 1, 1, split)
+
+
+def _head_is_whole(shape: ModelShape) -> bool:
+    """Whether every tensor-parallel rank holds the whole output matrix."""
+    if shape.tied_embeddings:
+        return not shape.trait("vocab_parallel_head", default=False)
+    return bool(shape.trait("replicated_head", default=False))
 
 
 def _norm(shape: ModelShape, name: str, count: int) -> Iterator[ParameterTensor]:

@@ -69,6 +69,8 @@ def run(
             end_all(process.pid, mark)
             process.wait()
             reader.join(GRACE_S)
+            if process.stdout is not None and not reader.is_alive():
+                process.stdout.close()
     return Finished(returncode=returncode, seconds=time.monotonic() - start, tail=tuple(tail))
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,53 +23,22 @@ from planner.errors import LaunchFailed, PlannerError
 from planner.launch.compile_locks import locks, remove_abandoned
 from planner.launch.logs import hint_for, telling_line
 from planner.launch.process import Finished, run
+from planner.launch.result import Check, SmokeResult, smoke_text
 from planner.launch.shrink import shrink
 from planner.resources import read_text
+
+__all__ = ["Check", "SmokeResult", "run_smoke", "smoke_text"]
 
 FILES = ("plan.json", "ds_config.json", "launch.sh", "train.py")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
 MAX_RANKS = 8
+NOT_IN_FORCE_HINT = "was a file edited? write the plan again, or plan what the file says with --config ds_config.json"
 STEPS = 3
 SEQ_LEN = 16
 LOG_LINES = 60
 # What an outer launcher leaves in the environment would turn the ranks of the dry run into ranks of that job.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "GROUP_RANK")
 FOREIGN_PREFIXES = ("ACCELERATE_", "TORCHELASTIC_", "PET_", "DSPLAN_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing asked inside the engine: what the plan says, what the engine answered, which ranks disagreed."""
-
-    what: str
-    expected: Any
-    found: Any
-    ok: bool
-    ranks_failed: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeResult:
-    """What the dry run did and found."""
-
-    passed: bool
-    error: str | None  # why it failed, where it did
-    launcher: str
-    ranks: int
-    tp: int
-    dp: int
-    steps: int
-    losses: tuple[float, ...]  # of rank 0, one a micro-step
-    seconds: float
-    checks: tuple[Check, ...]
-    not_shown: tuple[str, ...]  # what this run cannot prove, and what it changed
-    versions: Mapping[str, str]
-    model_config: Mapping[str, Any]  # the shrunken model
-    log_tail: tuple[str, ...]  # the last lines of the launch, where it failed
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of `smoke.json`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +78,9 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
     result = _judge(plan_folder, task, finished, answer, timeout_s=timeout_s)
     _write(plan_folder.path / "smoke.json", result)
     if result.error is not None:
-        raise LaunchFailed(result.error, hint=hint_for(finished.tail, timed_out=finished.returncode is None))
+        wrong = any(not check.ok for check in result.checks)
+        known = hint_for(finished.tail, timed_out=finished.returncode is None)
+        raise LaunchFailed(result.error, hint=NOT_IN_FORCE_HINT if wrong else known)
     return result
 
 
@@ -280,6 +251,8 @@ def _not_shown(folder: _Folder, task: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append("attention `flash` needs a GPU: `sdpa` ran instead")
     if request["loss"] == "fused":
         lines.append("loss `fused` needs a GPU: the standard loss ran instead")
+    if request.get("script"):
+        lines.append(f"`{request['script']}` was not run: the train.py of this folder ran instead")
     if plan["offload"] == "nvme":
         lines.append("nvme_path was a temporary folder")
     return tuple(lines)

@@ -2,7 +2,7 @@
 
 In: model shape, micro-batch, sequence length, tensor-parallel degree, checkpointing, precision, attention. Out: terms.
 Question: how many bytes of activations are alive at the end of forward, at the head's and at a layer's backward?
-Traced on the real models; see tests/oracles/trace_activations.py for how, tests/golden/activations.toml for the values.
+Traced on the real models: tests/oracles/trace_activations.py says how, tests/golden/activations.toml holds the values.
 """
 
 from __future__ import annotations
@@ -10,36 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.memory.activations_families import FAMILIES, NormCode, family_of, supports_activations
-from planner.memory.activations_layer import LayerBytes, layer_bytes, rotary_table_bytes
+from planner.memory.activations_families import NormCode, attention_in_force, family_of, supports_activations
+from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
 from planner.records.candidate import Checkpointing
 from planner.records.estimate import Device, Moment, Term
-from planner.records.model import ModelShape, Precision
+from planner.records.model import ModelShape, Position, Precision
 from planner.records.request import Attention
 
 __all__ = ["activation_terms", "attention_in_force", "layer_kept_bytes_per_token", "supports_activations"]
 
-SOURCE = "transformers 5.24 modeling code, traced (tests/golden/activations.toml)"
+SOURCE = "transformers 5.24 modeling code, traced: tests/golden/activations.toml"
 ALIVE = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCounts:
-    """The kinds of layers of a model and how often each occurs."""
+class Amount:
+    """A term before the batch is known."""
 
-    kinds: tuple[tuple[int, LayerBytes], ...]
-    final_norm: int  # bytes per token
-    checkpoint: int  # bytes per token and layer
-    mask_bytes_per_position: int  # of a mask that all layers share and a checkpoint holds
-
-
-def attention_in_force(model_type: str, attention: Attention) -> Attention:
-    """The attention that runs: bloom and gemma2 refuse SDPA and fall back to eager (bloom refuses FLASH too)."""
-    if attention is Attention.SDPA and family_of(model_type).eager_only:
-        return Attention.EAGER
-    if attention is Attention.FLASH and model_type == "bloom":
-        return Attention.EAGER
-    return attention
+    name: str
+    moments: tuple[Moment, ...]
+    per_token: int
+    fixed: int  # bytes whatever the batch
+    formula: str
 
 
 def activation_terms(
@@ -52,41 +44,59 @@ def activation_terms(
     precision: Precision,
     attention: Attention,
 ) -> tuple[Term, ...]:
-    """Everything between the embedding and the head, except logits: see `planner.memory.logits`."""
+    """Everything between the embedding and the head but the logits, for which see `planner.memory.logits`."""
     tokens = micro_batch * seq_len
-    counts = layer_counts(shape, tp, precision.bytes, attention, sliding=_slides(shape, seq_len))
-    recomputed = checkpointing is Checkpointing.FULL
-    layers = [(number, kind.kept_bytes(seq_len), kind) for number, kind in counts.kinds]
-    shared = rotary_table_bytes(shape, seq_len, precision.bytes)
-    terms = []
-    if recomputed:
-        each = counts.checkpoint
-        mask = counts.mask_bytes_per_position * seq_len
-        formula = f"{tokens} tokens x ({shape.layers} layers x {each}" + (f" + mask {mask})" if mask else ")")
-        size = tokens * (shape.layers * each + mask) + shared
-        terms.append(_term("activations/checkpoints", ALIVE, size, formula))
-        fullest, extra, kind = max(
-            (
-                (kept - kind.shared_input, kind.backward_bytes(seq_len, recomputed=True), kind)
-                for _, kept, kind in layers
-            ),
-            key=lambda each: each[0] + each[1],
+    return tuple(
+        Term(
+            name=amount.name,
+            device=Device.GPU,
+            moments=amount.moments,
+            size_bytes=tokens * amount.per_token + amount.fixed,
+            formula=f"{tokens} tokens x {amount.formula}",
+            source=SOURCE,
         )
-        terms.append(_term("activations/layer", ALIVE[2:], tokens * fullest, f"{tokens} tokens x 1 layer x {fullest}"))
-    else:
-        formula = f"{tokens} tokens x ({' + '.join(f'{number} layers x {kept}' for number, kept, _ in layers)})"
-        kept = sum(number * kept for number, kept, _ in layers)
-        terms.append(_term("activations/kept", ALIVE, tokens * kept + shared, formula))
-        extra = max(kind.backward_bytes(seq_len, recomputed=False) for _, _, kind in layers)
-    terms.append(
-        _term("activations/final_norm", ALIVE[:2], tokens * counts.final_norm, f"{tokens} tokens x {counts.final_norm}")
+        for amount in _amounts(shape, seq_len, tp, checkpointing, precision, attention)
     )
-    terms.append(_term("activations/backward_temporaries", ALIVE[2:], tokens * extra, f"{tokens} tokens x {extra}"))
-    return tuple(terms)
 
 
-def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str) -> Term:
-    return Term(name=name, device=Device.GPU, moments=moments, size_bytes=size_bytes, formula=formula, source=SOURCE)
+@lru_cache(maxsize=1024)
+def _amounts(
+    shape: ModelShape, seq_len: int, tp: int, checkpointing: Checkpointing, precision: Precision, attention: Attention
+) -> tuple[Amount, ...]:
+    """The terms of one token; the same for every micro-batch, so computed once."""
+    attention, width = attention_in_force(shape, attention), precision.bytes
+    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=width, attention=attention)
+    tables = rotary_table_bytes(shape, seq_len, width)
+    head = final_norm_bytes_per_token(shape, width)
+    mask = shared_mask_bytes_per_token(shape, seq_len, tp, width, attention, checkpointing)
+    once = sliding_mask_bytes(shape, seq_len, attention, checkpointing)
+    amounts = []
+    if checkpointing is Checkpointing.FULL:
+        stream = width * shape.hidden
+        formula = f"{shape.layers} layers x {stream}"
+        amounts.append(_amount("activations/checkpoints", ALIVE, stream * shape.layers, formula, fixed=tables))
+        held, extra, by_position = max(
+            (kind.kept_bytes(seq_len) - kind.shared, kind.backward_bytes(seq_len, recomputed=True), kind.by_position)
+            for _, kind in kinds
+        )
+        amounts.append(_amount("activations/layer", ALIVE[2:], held, f"1 layer x {held}", fixed=by_position * seq_len))
+    else:
+        kept = sum(count * kind.kept_bytes(seq_len) for count, kind in kinds)
+        extra = max(kind.backward_bytes(seq_len, recomputed=False) for _, kind in kinds)
+        tables += sum(count * kind.by_position for count, kind in kinds) * seq_len
+        formula = " + ".join(f"{count} layers x {kind.kept_bytes(seq_len)}" for count, kind in kinds)
+        formula = f"({formula})" if len(kinds) > 1 else formula
+        amounts.append(_amount("activations/kept", ALIVE, kept, formula, fixed=tables))
+    if mask or once:
+        formula = f"{seq_len} positions x {mask // seq_len}"
+        amounts.append(_amount("activations/mask", ALIVE, mask, formula, fixed=once))
+    amounts.append(_amount("activations/final_norm", ALIVE[:2], head, str(head)))
+    amounts.append(_amount("activations/backward_temporaries", ALIVE[2:], extra, str(extra)))
+    return tuple(amounts)
+
+
+def _amount(name: str, moments: tuple[Moment, ...], per_token: int, formula: str, *, fixed: int = 0) -> Amount:
+    return Amount(name=name, moments=moments, per_token=per_token, fixed=fixed, formula=formula)
 
 
 def layer_kept_bytes_per_token(
@@ -94,45 +104,39 @@ def layer_kept_bytes_per_token(
 ) -> int:
     """Bytes per token that the fullest layer keeps from forward to backward.
 
-    Formula: see `LayerBytes.kept_bytes`.
+    Formula: see `LayerBytes.kept_bytes`; 16h + 4Ad + 4Kd + 8I + 4A + 8 for Llama in bf16 under SDPA.
     Source: traced, tests/golden/activations.toml.
     Leaves out: what `LayerBytes.kept_bytes` leaves out.
     """
-    counts = layer_counts(shape, tp, precision.bytes, attention, sliding=_slides(shape, seq_len))
-    return max(kind.kept_bytes(seq_len) for _, kind in counts.kinds)
+    attention = attention_in_force(shape, attention)
+    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=precision.bytes, attention=attention)
+    return max(kind.kept_bytes(seq_len) for _, kind in kinds)
 
 
-def _slides(shape: ModelShape, seq_len: int) -> bool:
-    """Whether a sliding window is narrower than the sequence, so that SDPA needs an explicit mask."""
-    if all(name != "sliding_window" for name, _ in shape.traits):
-        return False
-    return bool(shape.trait("sliding_window") < seq_len)
-
-
-@lru_cache(maxsize=512)
-def layer_counts(shape: ModelShape, tp: int, width: int, attention: Attention, *, sliding: bool) -> LayerCounts:
-    """The kinds of layers: with and without a sliding window's mask, dense or with experts."""
-    family = family_of(shape.model_type)
-    attention = attention_in_force(shape.model_type, attention)
-    masked_layers = shape.layers if family.always_masked else sliding_layers(shape) if sliding else 0
+def layer_kinds(
+    shape: ModelShape, *, seq_len: int, tp: int, width: int, attention: Attention
+) -> tuple[tuple[int, LayerBytes], ...]:
+    """The kinds of layers and how often each occurs: with and without a mask of its own, dense or with experts."""
+    masked_layers = shape.layers if family_of(shape).masked else sliding_layers(shape, seq_len)
     dense = shape.dense_layers if shape.experts else shape.layers
     kinds = []
     for experts, number in ((False, dense), (True, shape.layers - dense)):
-        masked_here = masked_layers * number // shape.layers
+        masked_here = -(-masked_layers * number // shape.layers)
         for masked, count in ((True, masked_here), (False, number - masked_here)):
             if count:
                 kind = layer_bytes(shape, tp=tp, width=width, attention=attention, masked=masked, experts=experts)
                 kinds.append((count, kind))
-    return LayerCounts(
-        kinds=tuple(kinds),
-        final_norm=final_norm_bytes_per_token(shape, width),
-        checkpoint=width * shape.hidden,
-        mask_bytes_per_position=width if attention is Attention.EAGER else 0,
-    )
+    return tuple(kinds)
 
 
-def sliding_layers(shape: ModelShape) -> int:
-    """How many layers attend within a window only: every second in Gemma 2, all but every n-th in Gemma 3, else all."""
+def sliding_layers(shape: ModelShape, seq_len: int) -> int:
+    """How many layers need a mask of their own because their window is narrower than the sequence.
+
+    Every second layer of Gemma 2, all but every sixth (`sliding_window_pattern`) of Gemma 3, all layers of the others.
+    """
+    window = shape.trait("sliding_window")
+    if window is None or window >= seq_len:
+        return 0
     if shape.model_type == "gemma2":
         return (shape.layers + 1) // 2
     if shape.model_type == "gemma3_text":
@@ -140,21 +144,53 @@ def sliding_layers(shape: ModelShape) -> int:
     return shape.layers
 
 
-def final_norm_bytes_per_token(shape: ModelShape, width: int) -> int:
-    """The norm before the head and, where there is one, behind the embedding.
+def shared_mask_bytes_per_token(
+    shape: ModelShape, seq_len: int, tp: int, width: int, attention: Attention, checkpointing: Checkpointing
+) -> int:
+    """A mask of s x s values for each sample, made once and held for all layers.
 
-    Formula: RMS 4h + 2wh + 4; RMS in fp32 8h + wh + 4; LayerNorm 2wh + 8; LayerNorm in fp32 steps 12h + wh + 4;
-        wh + 8 more for a norm of the embedding, h for its dropout.
+    Formula: ws where checkpointed eager layers need it again; s for MPT's boolean mask; wAs for Falcon with ALiBi.
+    Source: transformers 5.24 masking_utils.py `eager_mask`, models/{mpt,falcon}; traced.
+    Leaves out: the boolean mask of a sliding window, see `sliding_mask_bytes`.
+    """
+    if shape.model_type == "falcon" and shape.position is Position.ALIBI:
+        return width * -(-shape.heads // tp) * seq_len
+    if attention is not Attention.EAGER:
+        return 0
+    if shape.model_type == "mpt":
+        return seq_len
+    return width * seq_len if checkpointing is Checkpointing.FULL else 0
+
+
+def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, checkpointing: Checkpointing) -> int:
+    """The boolean mask that checkpointed SDPA layers share; without checkpointing each keeps a copy of its own.
+
+    Formula: s * s, once for the batch.
+    Source: transformers 5.24 masking_utils.py `sdpa_mask`; traced.
+    Leaves out: nothing.
+    """
+    masked = family_of(shape).masked or sliding_layers(shape, seq_len) > 0
+    return seq_len * seq_len if masked and attention is Attention.SDPA and checkpointing is Checkpointing.FULL else 0
+
+
+def rotary_table_bytes(shape: ModelShape, seq_len: int, width: int) -> int:
+    """Cosines and sines shared by all layers and samples.
+
+    Formula: 2 * w * d * s.
+    Source: transformers 5.24, the rotary embedding class of the modeling files; traced.
+    Leaves out: partial rotation, whose tables are narrower.
+    """
+    return 2 * width * shape.head_dim * seq_len if shape.position is Position.ROTARY else 0
+
+
+def final_norm_bytes_per_token(shape: ModelShape, width: int) -> int:
+    """The norm before the head with the head's input, and what the embedding keeps.
+
+    Formula: what one norm keeps + wh; wh + 8 more for a norm of the embedding, h for its dropout.
     Source: transformers 5.24 modeling files; traced.
     Leaves out: token ids and labels (16 bytes per token).
     """
     hidden, stream = shape.hidden, width * shape.hidden
-    by_code = {
-        NormCode.RMS: 4 * hidden + 2 * stream + 4,
-        NormCode.RMS_FP32: 8 * hidden + stream + 4,
-        NormCode.LAYER: 2 * stream + 8,
-        NormCode.LAYER_FP32: 12 * hidden + stream + 4,
-    }
-    norm = by_code[FAMILIES[shape.model_type].norm] if shape.final_norm else stream
-    embedding = stream + 8 if shape.trait("embedding_norm", False) else 0
-    return norm + embedding + (hidden if shape.trait("embedding_dropout") else 0)
+    norm = norm_copy_bytes(family_of(shape).norm, hidden, width) if shape.final_norm else 0
+    embedding = norm_copy_bytes(NormCode.LAYER, hidden, width) if shape.trait("embedding_norm") else 0
+    return norm + stream + embedding + (hidden if shape.trait("embedding_dropout") else 0)

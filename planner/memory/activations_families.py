@@ -1,6 +1,6 @@
 """What each architecture's code in transformers keeps for backward beyond the plain pre-norm block.
 
-In: a model_type. Out: `Family`, one row of the table below. Question: which formula of `activations_layer` applies?
+In: a model shape. Out: `Family`, a row of the table below. Question: which of the formulas of a layer apply?
 Every row was read off a trace of the real model (tests/oracles/trace_activations.py; transformers 5.24, torch 2.13).
 """
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from planner.errors import PlannerError
+from planner.records.model import ModelShape, Position
+from planner.records.request import Attention
 
 
 class NormCode(Enum):
@@ -22,6 +24,8 @@ class NormCode(Enum):
     """Gemma, OLMo 2: fp32 input and fp32 normed values; the cast comes last."""
     LAYER = "one torch kernel"
     """torch LayerNorm: its input and two statistics."""
+    LAYER_CAST = "one torch kernel in fp32"
+    """OLMo: LayerNorm without weights on an fp32 copy."""
     LAYER_FP32 = "layer norm in fp32 steps"
     """Cohere: three fp32 copies."""
 
@@ -38,14 +42,18 @@ class NormPlace(Enum):
 
 
 class Projections(Enum):
-    """What stays alive of the query, key and value projections."""
+    """What stays alive of the query, key and value projections under a fused attention kernel."""
 
     SEPARATE = "separate"
     """Query, key and value as attention reads them."""
+    EXPANDED = "expanded"
+    """The same, key and value repeated for every query head."""
     VIEWS = "views"
     """The fused projection alone: query, key and value are views of it."""
     ROTATED = "rotated"
     """The fused projection, for the sake of the value, and the rotated query and key."""
+    MATH = "math"
+    """No fused kernel takes one key/value head under a mask: torch computes in fp32 and keeps the scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +64,20 @@ class Family:
     place: NormPlace = NormPlace.BEFORE
     projections: Projections = Projections.SEPARATE
     output_copied: bool = False  # query and key are concatenated, so attention's output is copied before its projection
-    eager_only: bool = False  # `attn_implementation="sdpa"` raises
+    kernels: tuple[Attention, ...] = (Attention.SDPA, Attention.FLASH)  # that the class accepts beside eager
+    masked: bool = False  # SDPA gets an explicit mask in every layer
     fp32_softmax: bool = True  # eager attention's softmax is computed in fp32 and cast back
-    eager_score_copies: int = (
-        0  # score matrices alive at the softmax of a recomputed eager layer, where they set the peak
-    )
-    eager_fp32_operands: bool = False  # eager attention multiplies query and key in fp32
-    always_masked: bool = False  # SDPA always gets an explicit mask
+    fp32_operands: bool = False  # eager attention multiplies query and key in fp32
+    softmax_copies: int = 0  # stored-type score matrices alive at a recomputed eager softmax, where they set the peak
     residual_dropouts: int = 2  # hidden-wide dropouts in a layer
+    rotary_bytes: tuple[int, int] = (0, 0)  # bytes of rotary tables kept by every layer: per head_dim fixed, and per w
     fp32_routing: bool = False  # expert outputs are weighted in fp32
 
 
+_EAGER_ONLY: tuple[Attention, ...] = ()
+_FLASH_ONLY = (Attention.FLASH,)
 _LAYER_NORM = Family(norm=NormCode.LAYER)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
@@ -75,24 +85,33 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(),
     "granite": Family(),
     "smollm3": Family(),
+    "seed_oss": Family(),
+    "ernie4_5": Family(rotary_bytes=(8, 0)),
     "phi3": Family(projections=Projections.ROTATED, output_copied=True),
+    "glm": Family(output_copied=True, rotary_bytes=(0, 1)),
+    "glm4": Family(place=NormPlace.AROUND, output_copied=True, rotary_bytes=(0, 1)),
     "gemma": Family(norm=NormCode.RMS_FP32),
-    "gemma2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND, eager_only=True),
+    "gemma2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND, kernels=_FLASH_ONLY),
     "gemma3_text": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND),
+    "olmo": Family(norm=NormCode.LAYER_CAST),
     "olmo2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AFTER),
     "phi": Family(norm=NormCode.LAYER, output_copied=True),
     "stablelm": Family(norm=NormCode.LAYER, output_copied=True, residual_dropouts=1),
     "gpt2": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, fp32_softmax=False),
+    "gpt_bigcode": Family(norm=NormCode.LAYER, projections=Projections.VIEWS),
+    "gpt_neo": Family(norm=NormCode.LAYER, kernels=_FLASH_ONLY, fp32_operands=True),
     "gpt_neox": Family(norm=NormCode.LAYER, projections=Projections.ROTATED, output_copied=True),
-    "gptj": Family(norm=NormCode.LAYER, eager_fp32_operands=True),
+    "gptj": Family(norm=NormCode.LAYER, fp32_operands=True),
     "opt": _LAYER_NORM,
     "starcoder2": _LAYER_NORM,
-    "falcon": Family(norm=NormCode.LAYER, always_masked=True, fp32_softmax=False, eager_score_copies=3),
-    "bloom": Family(norm=NormCode.LAYER, eager_only=True, eager_score_copies=6),
+    "falcon": Family(norm=NormCode.LAYER, masked=True, fp32_softmax=False, softmax_copies=3),  # see `_falcon`
+    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_copies=6),
+    "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY),
     "cohere": Family(norm=NormCode.LAYER_FP32),
     "mixtral": Family(fp32_routing=True),
     "qwen2_moe": Family(),
     "qwen3_moe": Family(),
+    "olmoe": Family(),
 }
 
 
@@ -101,12 +120,38 @@ def supports_activations(model_type: str) -> bool:
     return model_type in FAMILIES
 
 
-def family_of(model_type: str) -> Family:
+def family_of(shape: ModelShape) -> Family:
     """The row of an architecture; an error rather than a guess where there is none."""
-    family = FAMILIES.get(model_type)
+    family = FAMILIES.get(shape.model_type)
     if family is None:
         raise PlannerError(
-            f"activation memory of model type `{model_type}` is not known",
+            f"the activation memory of model type `{shape.model_type}` is not known",
             hint=f"known model types: {', '.join(sorted(FAMILIES))}",
         )
-    return family
+    return _falcon(shape, family) if shape.model_type == "falcon" else family
+
+
+def _falcon(shape: ModelShape, family: Family) -> Family:
+    """Falcon's attention differs by generation: 40B and 180B, 7B, one without grouping, and one with ALiBi."""
+    new = shape.trait("new_decoder_architecture")
+    if shape.position is Position.ALIBI:
+        projections, masked = (Projections.EXPANDED if new else Projections.VIEWS), False
+    elif new:
+        projections, masked = Projections.EXPANDED, True
+    elif shape.kv_heads == 1:
+        projections, masked = Projections.MATH, False
+    else:
+        projections, masked = Projections.ROTATED, True
+    return Family(
+        norm=family.norm,
+        projections=projections,
+        masked=masked,
+        fp32_softmax=family.fp32_softmax,
+        softmax_copies=family.softmax_copies,
+        residual_dropouts=1 if shape.parallel_block else 2,
+    )
+
+
+def attention_in_force(shape: ModelShape, attention: Attention) -> Attention:
+    """The attention that runs: a class that refuses the kernel (bloom, mpt; gemma2 and gpt_neo refuse SDPA) runs eager."""
+    return attention if attention in family_of(shape).kernels else Attention.EAGER

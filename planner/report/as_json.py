@@ -17,17 +17,16 @@ from planner.records.request import Request
 from planner.search.evaluate import capacity_bytes
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rejection_evaluation, rules_counted
+from planner.version import TARGET_VERSIONS, VERSION
 
-TARGET_VERSIONS = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.24.0", "torch": "2.13.0"}
 
-
-def document(plan: Plan, *, dsplan_version: str) -> dict[str, Any]:
+def document(plan: Plan) -> dict[str, Any]:
     """The whole answer."""
     request = plan.request
     shown = best_of_each_strategy(plan.ranked)[: request.top]
     return {
-        "dsplan_version": dsplan_version,
-        "versions": {"dsplan": dsplan_version, **TARGET_VERSIONS},
+        "dsplan_version": VERSION,
+        "versions": {"dsplan": VERSION, **TARGET_VERSIONS},
         "request": dict(request.asked),
         "model": model_document(request.model),
         "cluster": cluster_document(request.cluster),

@@ -13,13 +13,18 @@ from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
 from planner.records.plan import Evaluation, Plan, Remedy, Verdict
 from planner.records.request import Request
-from planner.report.table import bar, table, wrapped
+from planner.report.table import WIDTH, bar, table, wrapped
 from planner.search.evaluate import PHASE_WORDS
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rules_counted
 from planner.units import GIB, duration_text, gib_text
 
-SHORT_OFFLOAD = {Offload.NONE: "", Offload.OPTIMIZER: "off:opt", Offload.OPTIMIZER_AND_PARAMS: "off:opt+par", Offload.NVME: "off:nvme"}
+SHORT_OFFLOAD = {
+    Offload.NONE: "",
+    Offload.OPTIMIZER: "cpu:opt",
+    Offload.OPTIMIZER_AND_PARAMS: "cpu:all",
+    Offload.NVME: "nvme",
+}
 VERDICT_WORDS = {Verdict.FITS: "fits", Verdict.BORDERLINE: "BORDERLINE", Verdict.DOES_NOT_FIT: "DOES NOT FIT"}
 
 
@@ -81,7 +86,7 @@ def _chosen(request: Request, evaluation: Evaluation) -> list[str]:
 
 
 def short_label(candidate: Candidate) -> str:
-    """The strategy in at most 30 columns: `Z3 tp2 ckpt off:opt mb4x8`."""
+    """The strategy in some 25 columns: `Z3 tp2 ckpt cpu:opt mb4x8`."""
     parts = [f"Z{int(candidate.zero)}"]
     if candidate.degrees.tp > 1:
         parts.append(f"tp{candidate.degrees.tp}")
@@ -94,7 +99,7 @@ def short_label(candidate: Candidate) -> str:
 
 
 def _plans_table(request: Request, shown: Sequence[Evaluation]) -> list[str]:
-    header = ("#", "plan", "GiB/GPU", "free", "host GiB", "tok/s/GPU", "range", "MFU", "vs 1")
+    header = ("#", "plan", "GiB", "free", "host", "tok/s", "range", "MFU", "vs 1")
     best = shown[0].time
     rows = []
     for i, e in enumerate(shown, 1):
@@ -111,7 +116,11 @@ def _plans_table(request: Request, shown: Sequence[Evaluation]) -> list[str]:
                 "" if i == 1 else f"{time.tokens_per_second / best.tokens_per_second - 1:+.0%}",
             )
         )  # fmt: skip
-    return table(header, rows, left=frozenset({0, 1}))
+    lines = table(header, rows, left=frozenset({0, 1}))
+    if max(map(len, lines)) > WIDTH:
+        rows = [(*row[:6], *row[7:]) for row in rows]
+        lines = table((*header[:6], *header[7:]), rows, left=frozenset({0, 1}))
+    return ["best plans (GiB and tokens/s of one GPU, host GiB of one node)", *lines]
 
 
 def _short(number: float) -> str:

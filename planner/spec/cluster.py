@@ -39,13 +39,13 @@ from planner.units import GIB
 
 def parse_cluster(text: str, *, host_ram_gib: float | None = None, folder: Path | None = None) -> Cluster:
     """The cluster that a text means; `host_ram_gib` overrides the instance, `folder` anchors a relative path."""
+    if text.strip().casefold().endswith(".toml"):
+        return with_host_ram(read_cluster_file((folder or Path()) / text.strip()), host_ram_gib)
     plain = checked_text(text)
     if plain.casefold() == "auto":
         from planner.spec.this_machine import read_this_machine  # it loads subprocess, and few runs ask for it
 
         cluster = read_this_machine()
-    elif plain.casefold().endswith(".toml"):
-        cluster = read_cluster_file((folder or Path()) / text.strip())
     else:
         cluster = named_cluster(plain)
     return with_host_ram(cluster, host_ram_gib)

@@ -23,7 +23,6 @@ Every key but `gpus` overrides what the tables say. A key that is not in this li
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,13 +92,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise PlannerError(f"`{path}` is larger than {MAX_BYTES} bytes", hint="a cluster file has a dozen lines")
-        return toml.loads(path.read_bytes().decode("utf-8"))
+        return toml.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise PlannerError(
             f"cannot read the cluster file `{path}`: {reason}", hint="give the path of a TOML file"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlannerError(
             f"`{path}` is not valid TOML: {error}", hint='the smallest one is gpus = "8xA100-80G"'
         ) from None
@@ -116,19 +115,27 @@ def _check_keys(path: Path, fields: Mapping[str, Any]) -> None:
         raise PlannerError(f"`{path}` does not say `gpus`", hint='add a line such as gpus = "8xA100-80G"')
     for key in TEXT_KEYS:
         if key in fields and not isinstance(fields[key], str):
-            raise PlannerError(f"`{path}`: `{key}` is `{fields[key]}`, not text", hint=f'write {key} = "..."')
+            raise PlannerError(f"`{path}`: `{key}` is `{_shown(fields[key])}`, not text", hint=f'write {key} = "..."')
 
 
 def _number(path: Path, key: str, value: Any) -> float:
-    """A positive, finite number; a share is at most 1."""
+    """A positive number; a share is at most 1. The comparison also refuses `nan` and `inf`."""
     limit = 1.0 if key.endswith("efficiency") else 1e9
-    right = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 < value <= limit
-    )
-    if not right or (key == "cpu_cores" and value != int(value)):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= limit) or (key == "cpu_cores" and value != int(value)):
         what = "a share between 0 and 1" if limit == 1.0 else "a positive number"
-        raise PlannerError(f"`{path}`: `{key}` is `{value}`, not {what}", hint=f"correct `{key}` or leave it out")
+        hint = f"correct `{key}` or leave it out"
+        raise PlannerError(f"`{path}`: `{key}` is `{_shown(value)}`, not {what}", hint=hint)
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    """The value as it stands in a message, cut to a legible length."""
+    try:
+        text = str(value)
+    except ValueError:  # an integer of more than 4300 digits
+        text = "a very large number"
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _gpu(gpu: Gpu, numbers: Mapping[str, float]) -> Gpu:
@@ -143,7 +150,9 @@ def _link(path: Path, value: Any) -> Link:
     rows = value if isinstance(value, list) else [[2, value]]
     if not rows or not all(isinstance(row, list) and len(row) == 2 for row in rows):
         hint = "write 229 or [[2, 22.5], [8, 134.0]]"
-        raise PlannerError(f"`{path}`: `bus_gb_per_s` is `{value}`, not a number or rows of ranks and GB/s", hint=hint)
+        raise PlannerError(
+            f"`{path}`: `bus_gb_per_s` is `{_shown(value)}`, not a number or rows of ranks and GB/s", hint=hint
+        )
     pairs = sorted((_number(path, "bus_gb_per_s", ranks), _number(path, "bus_gb_per_s", rate)) for ranks, rate in rows)
     bus = tuple((int(ranks), rate * 1e9) for ranks, rate in pairs)
     return Link(name="cluster file", bus_bytes_per_s=bus, source=f"cluster file {path.name}")

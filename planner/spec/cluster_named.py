@@ -23,11 +23,21 @@ def named_cluster(text: str) -> Cluster:
         return _gpu_cluster(text, words)
     if tables.is_node(words.name):
         return _instance_cluster(text, words)
+    if not split_memory(words.name)[0].strip():
+        raise _nameless(text, words.name)
     raise _unknown(words.name if words.name in text else text)
 
 
 def _is_name(text: str) -> bool:
     return tables.is_gpu_family(split_memory(text)[0]) or tables.is_node(text)
+
+
+def _nameless(text: str, memory: str) -> PlannerError:
+    """The error for a cluster without a name; a memory size alone leads to the cards that have it."""
+    sizes = split_memory(memory)[1]
+    cards = [name for name in tables.gpu_names() if sizes and f"-{sizes[0]:g}G" in name]
+    hint = f"cards with {sizes[0]:g} GB are {', '.join(f'`{card}`' for card in cards)}" if cards else EXAMPLES
+    return PlannerError(f"`{text}` names no GPU", hint=hint)
 
 
 def _unknown(name: str) -> PlannerError:

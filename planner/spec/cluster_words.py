@@ -26,9 +26,9 @@ _UNIT = r"(?<![a-z0-9._-])([0-9]+)\s*(?:{})(?![a-z])"
 _NODE_WORDS = "nodes?|machines?|servers?|hosts?|boxes|box|台|机器|机|节点|節點|服务器"
 _NODES = re.compile(_UNIT.format(_NODE_WORDS), re.IGNORECASE)
 _CARDS = re.compile(_UNIT.format("gpus?|cards?|devices?|卡|张|张卡|块"), re.IGNORECASE)
-_FILLER_WORDS = "per|each|of|with|gpus?|cards?|nodes?|machines?|servers?|hosts?"
+_FILLER_WORDS = "per|each|of|with|class|gpus?|cards?|nodes?|machines?|servers?|hosts?"
 _FILLER = re.compile(rf"(?<![\w.-])(?:{_FILLER_WORDS})(?![\w.-])", re.IGNORECASE)
-_NEGATIVE = re.compile(r"(?:^|[\s(*x×])-\s*[0-9]+\s*(?:[x*×]|$|gpu|card|node|machine)", re.IGNORECASE)
+_NEGATIVE = re.compile(r"(?:^|[\s(*×]|(?<![a-z])x)-\s*[0-9]+\s*(?:[x*×]|$|gpu|card|node|machine)", re.IGNORECASE)
 _MIXED = re.compile(r"\+|&|(?<![\w.-])and(?![\w.-])", re.IGNORECASE)
 _MIG = re.compile(r"(?<![a-z0-9])mig(?![a-z0-9])", re.IGNORECASE)
 _MEMORY_ONLY = re.compile(r"[0-9]+(?:\.[0-9]+)?\s*(?:gib|gb|g)", re.IGNORECASE)
@@ -39,7 +39,7 @@ _LEADING_COUNT = re.compile(r"([0-9]+)\s*(\D.*)")
 class ClusterWords:
     """What a spelling says. A count that is not said is None."""
 
-    name: str  # GPU or instance, memory size still in it
+    name: str  # GPU or instance, memory size still in it; only the size, or nothing, where no name was said
     nodes: int | None
     per_node: int | None  # GPUs per node
     total: int | None  # one bare count: GPUs if a GPU is named, nodes if an instance is
@@ -54,7 +54,7 @@ def read_words(text: str, *, is_name: Callable[[str], bool]) -> ClusterWords:
     name_first = bool(names) and not counts_before_name(marked, names[0])
     name = " ".join(names)
     if not names:
-        name, counts = _number_name(plain, counts, is_name)
+        name, counts = _number_name(counts, is_name)
     elif not is_name(name):
         name, counts = _leading_count(name, counts, is_name)
     return _words(plain, f"{name} {memory}".strip(), counts, nodes, cards, name_first=name_first)
@@ -116,14 +116,14 @@ def counts_before_name(marked: str, name: str) -> bool:
     return any(c.isdigit() for c in marked.partition(name)[0])
 
 
-def _number_name(plain: str, counts: list[str], is_name: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """The card whose name is a number, as in `8*3090`."""
+def _number_name(counts: list[str], is_name: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """The card whose name is a number, as in `8*3090`; empty where there is none."""
     cards = [c for c in counts if is_name(c)]
     if len(set(cards)) != 1:
-        raise PlannerError(f"`{plain}` names no GPU", hint=EXAMPLES)
-    counts = list(counts)
-    counts.remove(cards[0])
-    return cards[0], counts
+        return "", counts
+    rest = list(counts)
+    rest.remove(cards[0])
+    return cards[0], rest
 
 
 def _leading_count(name: str, counts: list[str], is_name: Callable[[str], bool]) -> tuple[str, list[str]]:

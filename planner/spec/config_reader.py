@@ -34,7 +34,7 @@ class ConfigReader:
         return any(self._fields.get(key) is not None for key in self._keys[name])
 
     def count(self, name: str, *, default: int | None = None, most: int = MOST) -> int:
-        """A positive whole number; `default` for an explicit null, or where neither the config nor the family says it."""
+        """A positive whole number; `default` for an explicit null, or where neither config nor family says it."""
         for key in self._keys[name]:
             if self._fields.get(key) is not None:
                 return self._whole(key, self._fields[key], most)

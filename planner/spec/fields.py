@@ -71,11 +71,11 @@ def integers(name: str, value: Any, *, lowest: int, highest: int) -> tuple[int, 
     return tuple(sorted(found))
 
 
-def choice(kind: type[Choice], name: str, value: Any) -> Choice:
-    """One of an enum's values."""
+def choice(kind: type[Choice], name: str, value: Any, *, also: tuple[str, ...] = ()) -> Choice:
+    """One of an enum's values; `also` are values of the flag that the caller has dealt with."""
     if isinstance(value, kind):
         return value
-    known = [member.value for member in kind]
+    known = [*also, *(member.value for member in kind)]
     text = str(value).strip().casefold()
     for member in kind:
         if member.value == text:

@@ -251,10 +251,6 @@ def _gpt_bigcode(shape: ModelShape, read: ConfigReader) -> ModelShape:
     return replace(shape, kv_heads=1 if read.switch("multi_query", default=True) else shape.heads)
 
 
-def _mpt(shape: ModelShape, read: ConfigReader) -> ModelShape:
-    return replace(shape, ffn_hidden=shape.hidden * read.plain_count("expansion_ratio", default=4))
-
-
 def _stablelm(shape: ModelShape, read: ConfigReader) -> ModelShape:
     return replace(shape, norms_per_layer=1) if shape.parallel_block else shape
 
@@ -263,6 +259,5 @@ ADJUST: Mapping[str, Callable[[ModelShape, ConfigReader], ModelShape]] = {
     "falcon": _falcon,
     "opt": _opt,
     "gpt_bigcode": _gpt_bigcode,
-    "mpt": _mpt,
     "stablelm": _stablelm,
 }

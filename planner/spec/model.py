@@ -5,7 +5,7 @@
     Qwen/Qwen2.5-7B       a Hugging Face id: the catalogue first, then the hub if `dsplan[launch]` is installed
     ./model, config.json  a config.json or the folder that holds one
 
-A text is a path if it exists, or looks like one: it starts with `.`, `/` or `~`, or holds a separator and ends in `.json`.
+A text is a path if it starts with `.`, `/` or `~`, holds a separator and ends in `.json`, or exists and is no name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resolve_model(text: str) -> ModelShape:
     text = text.strip()
     if not text:
         raise PlannerError("no model is named", hint=f"for example `--model 13b`; `{LISTING}` lists every model")
-    if len(text) > MAX_NAME_CHARACTERS or "\0" in text:
+    if len(text) > MAX_NAME_CHARACTERS or "\0" in text or text.startswith("-"):
         raise PlannerError(f"`{one_line(text[:40])}` is no model name", hint=f"`{LISTING}` lists every model")
     if _looks_like_path(text):
         return _from_path(text)

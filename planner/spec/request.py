@@ -133,7 +133,7 @@ def _precision(value: Any, cluster: Cluster) -> Precision:
         return Precision.BF16 if cluster.gpu.has_bf16 else Precision.FP16
     if value == "pure-bf16":
         raise PlannerError("`--precision pure-bf16` is not modelled yet", hint="bf16, fp16 and fp32 are")
-    precision = choice(Precision, "precision", value)
+    precision = choice(Precision, "precision", value, also=("auto",))
     if precision is Precision.BF16 and not cluster.gpu.has_bf16:
         raise PlannerError(f"`{cluster.gpu.name}` has no bf16", hint="`--precision fp16` trains with dynamic loss scaling")
     return precision

@@ -34,16 +34,19 @@ def read_this_machine() -> Cluster:
     if result.returncode != 0:
         said = (result.stdout + result.stderr).strip()[:200]
         raise PlannerError(f"`auto`: nvidia-smi failed with `{said}`", hint=HINT)
-    cluster = cluster_from_listing(result.stdout)
+    cluster = cluster_from_listing(result.stdout, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     ram = host_ram_bytes()
     return dataclasses.replace(cluster, host_memory_bytes=ram, cpu_cores=physical_cores())
 
 
-def cluster_from_listing(listing: str) -> Cluster:
-    """One node from the lines `name, MiB` of nvidia-smi; of several kinds the smallest card stands for all."""
-    cards = sorted(_cards(listing), key=lambda card: card[1])
+def cluster_from_listing(listing: str, *, visible: str | None = None) -> Cluster:
+    """One node from the lines `name, MiB` of nvidia-smi; of several kinds the smallest card stands for all.
+
+    `visible` is CUDA_VISIBLE_DEVICES, which training obeys and nvidia-smi does not.
+    """
+    cards = sorted(_visible(_cards(listing), visible), key=lambda card: card[1])
     if not cards:
-        raise PlannerError("`auto`: nvidia-smi lists no GPU", hint=HINT)
+        raise PlannerError("`auto`: nvidia-smi lists no GPU that this process may use", hint=HINT)
     name, memory_mib = cards[0]
     try:
         row, _ = tables.identify_gpu(_sized(name, memory_mib))
@@ -76,6 +79,16 @@ def _cards(listing: str) -> list[tuple[str, int]]:
             )
         cards.append((name.strip(), int(memory)))
     return cards
+
+
+def _visible(cards: list[tuple[str, int]], visible: str | None) -> list[tuple[str, int]]:
+    """The cards that CUDA_VISIBLE_DEVICES leaves; identifiers that are no index count as the first cards."""
+    if visible is None:
+        return cards
+    wanted = [w.strip() for w in visible.split(",") if w.strip()]
+    if all(w.isdecimal() for w in wanted):
+        return [cards[int(w)] for w in dict.fromkeys(wanted) if int(w) < len(cards)]
+    return cards[: len(wanted)]
 
 
 def _sized(name: str, memory_mib: int) -> str:

@@ -53,6 +53,8 @@ class SpeedConstants:
     collective_rank_s: float
     collective_cross_node_s: float
     cpu_adam_parameters_per_s: float  # of one socket
+    cpu_adam_ddr5_parameters_per_s: float  # of one socket of a host with PCIe 5, hence DDR5
+    ddr5_host_link_bytes_per_s: float  # the host link from which a host counts as one
     cpu_adam_core_parameters_per_s: float  # of one core
     two_socket_gpus: int  # nodes with at least that many GPUs have two sockets
     offload_gradient_exposed_share: float

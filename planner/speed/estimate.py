@@ -43,6 +43,10 @@ def time_estimate(
     `model_flop_per_step` follows the convention of `planner.geometry.flops`: three times forward, causal attention
     counted half, no recomputation, the head once. `relative_error` is the half-width of the band and `error_class`
     says which band it is and why.
+
+    Formula: sum over terms of (seconds - hidden seconds).
+    Source: each term names its own, in `planner.speed.terms`.
+    Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits, gathers of embedding and head.
     """
     job = setup(model, cluster, workload, candidate, constants, stack)
     sums = TermSums()
@@ -68,7 +72,12 @@ def time_estimate(
 
 
 def error_band(cluster: Cluster, candidate: Candidate, constants: SpeedConstants, *, experts: int) -> tuple[float, str]:
-    """Half-width of the band that the measured runs support, and the reason, the widest band first."""
+    """Half-width of the band that the measured runs support, and the reason, the widest band first.
+
+    Formula: 35 % with offload or experts, 20 % on several nodes or with ZeRO-3, else 10 %.
+    Source: errors on 209 llm-foundry rows and 748 vTrain rows; offload rests on a handful of reports.
+    Leaves out: cards whose efficiencies are inferred, and AutoTP, whose speed nobody has published.
+    """
     if candidate.offload is not Offload.NONE:
         return constants.band_offload, "offload: rests on a handful of public reports"
     if experts:

@@ -46,8 +46,8 @@ TERMS: dict[str, tuple[str, str]] = {
         "arXiv:1910.02054, section 7; all-reduced buckets: deepspeed/runtime/zero/stage_1_and_2.py, DeepSpeed 0.19.8",
     ),
     "optimizer/step": (
-        "GPU: 28 bytes * Ψ/n / W; CPU: parameters of the node / (0.9e9 per socket)",
-        "fit on vTrain; DeepSpeed issue 6834, pull request 7474 and ZenFlow blog",
+        "GPU: 28 bytes * Ψ/n / W; CPU: parameters of the node / (0.9e9 per socket, 1.8e9 with PCIe 5)",
+        "fit on vTrain; DeepSpeed issue 6834, pull request 7474, ZenFlow blog; ml-engineering, when-to-upgrade-gpus",
     ),
     "offload/gradients": (
         "w * Ψ/n / pc, 30 % of it visible behind backward",

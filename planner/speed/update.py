@@ -23,15 +23,19 @@ def gpu_step_s(local_parameters: float, hbm_bytes_per_s: float, constants: Speed
 def cpu_parameters_per_s(cluster: Cluster, constants: SpeedConstants) -> float:
     """Parameters that CPU Adam updates per second on one node.
 
-    Formula: 0.9e9 per socket, two sockets from 4 GPUs on, else one; at most 62e6 per physical core if they are known.
-    Source: DeepSpeed issue 6834, pull request 7474, ZenFlow blog (1.6-1.8 G/s, two sockets); issue 1635 (62 M/s).
+    Formula: 0.9e9 per socket, 1.8e9 on hosts with PCIe 5; two sockets from 4 GPUs on, else one; at most 62e6, or 124e6,
+        per physical core where cores are known.
+    Source: DeepSpeed issue 6834, pull request 7474, ZenFlow blog (1.6-1.8 G/s, two sockets); issue 1635 (62 M/s);
+        ml-engineering, when-to-upgrade-gpus, for PCIe 5.
     Leaves out: bound cores (x1.15-1.3), Grace (x1.3, unverified), OMP_NUM_THREADS set too low.
     """
     sockets = 2 if cluster.gpus_per_node >= constants.two_socket_gpus else 1
-    rate = sockets * constants.cpu_adam_parameters_per_s
+    older = constants.cpu_adam_parameters_per_s
+    modern = cluster.gpu.host_link_bytes_per_s >= constants.ddr5_host_link_bytes_per_s
+    socket = constants.cpu_adam_ddr5_parameters_per_s if modern else older
     if cluster.cpu_cores is None:
-        return rate
-    return min(rate, cluster.cpu_cores * constants.cpu_adam_core_parameters_per_s)
+        return sockets * socket
+    return min(sockets * socket, cluster.cpu_cores * constants.cpu_adam_core_parameters_per_s * socket / older)
 
 
 def cpu_step_s(node_parameters: float, cluster: Cluster, constants: SpeedConstants) -> float:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.geometry.flops import attention_flop, forward_flop, linear_flop, model_flop, model_work
+from planner.geometry.legend import LEGEND
 from planner.records.model import AutoTP, ModelShape, Norm, Position
 
 MOSAIC = Path(__file__).parents[2].parent / "shared" / "data" / "mosaic_throughput.json"
@@ -134,6 +135,7 @@ def test_twice_the_tokens_are_twice_the_linear_flops(tokens: int, seq_len: int, 
     assert model_flop(model, 2 * seq_len, tokens) > model_flop(model, seq_len, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.transformers
 @pytest.mark.parametrize(
     ("model", "options"),
@@ -173,3 +175,9 @@ def test_forward_equals_torch_flop_counter(model: ModelShape, options: dict[str,
     square = forward_flop(model, seq_len, batch * seq_len)
     square += model.layers * attention_flop(query_width, seq_len, batch * seq_len)
     assert counter.get_total_flops() == pytest.approx(square, rel=0.001)
+
+
+def test_legend_gives_every_symbol_one_meaning() -> None:
+    symbols = [entry.symbol for entry in LEGEND]
+    assert len(symbols) == len(set(symbols)) >= 25
+    assert all(entry.name and entry.meaning for entry in LEGEND)

@@ -79,6 +79,8 @@ def build(config: dict[str, Any], layers: int, attention: str, precision: str) -
     model_type = fields.pop("model_type")
     fields[LAYER_KEYS.get(model_type, "num_hidden_layers")] = layers
     fields.setdefault("tie_word_embeddings", False)
+    if model_type == "gpt_neo":
+        fields["attention_types"] = [[["global"], layers]]
     settings = AutoConfig.for_model(model_type, **fields)
     settings.use_cache = False
     torch.set_default_dtype(DTYPES[precision])
@@ -182,7 +184,6 @@ CASES: dict[str, dict[str, Any]] = {
         **ROW,
         "hidden_size": 256,
         "num_heads": 8,
-        "attention_types": [[["global", "local"], 1]],
     },
     "gpt_neox": {"model_type": "gpt_neox", **PLAIN},
     "gpt_neox sequential": {"model_type": "gpt_neox", **PLAIN, "use_parallel_residual": False},

@@ -90,8 +90,10 @@ MISTAKES = [
     ("4", "`4` names no GPU", "4xA100-80G"),
     ("4x", "`4x` names no GPU", "4xA100-80G"),
     ("2Nodes * 8", "`2Nodes * 8` names no GPU", "4xA100-80G"),
-    ("6 machine x 8 card x 16GB", "names no GPU", "4xA100-80G"),
-    ("8x80G", "`8x80G` names no GPU", "4xA100-80G"),
+    ("6 machine x 8 card x 16GB", "names no GPU", "cards with 16 GB are `P100-16G`, `V100-16G`"),
+    ("8x80G", "`8x80G` names no GPU", "`A100-80G`"),
+    ("4x(24G class)", "`4x(24G class)` names no GPU", "`RTX-3090-24G`"),
+    ("8x77G", "`8x77G` names no GPU", "4xA100-80G"),
     ("4xA100-80", "no GPU or instance is called `A100-80`", "`A100-80G`"),
     ("4xA1000-80G", "no GPU or instance is called `A1000-80G`", "`A100-80G`"),
     ("2xp4d.24xlarg", "no GPU or instance is called `p4d.24xlarg`", "`p4d.24xlarge`"),
@@ -142,14 +144,11 @@ def test_mistakes_get_one_line_and_a_hint(text, message, hint):
     assert not error.value.message.endswith(".")
 
 
-GRAMMAR = st.lists(
-    st.sampled_from(
-        "2|8|x|*| |A100|-80G|24 GB|3090|nodes|card|卡|(|)|p4d.24xlarge|0|MI300X|-|+|GB200|,|RTX|6000|Ada|.|_|²|٣".split(
-            "|"
-        )
-    ),
-    max_size=10,
-).map("".join)
+PIECES = (
+    *("2", "8", "0", "x", "*", " ", "A100", "-80G", "24 GB", "3090", "nodes", "card", "卡", "(", ")", "p4d.24xlarge"),
+    *("MI300X", "-", "+", "GB200", ",", "RTX", "6000", "Ada", "99999999999", ".", "_", "²", "٣"),
+)
+GRAMMAR = st.lists(st.sampled_from(PIECES), max_size=10).map("".join)
 
 
 @settings(max_examples=600, deadline=None)
@@ -319,6 +318,8 @@ def test_a_relative_cluster_file_is_found_from_the_folder_given(cluster_file, tm
         ('gpus = "other.toml"', "`gpus` is `other.toml`", "8xA100-80G"),
         ('gpus = "auto"', "`gpus` is `auto`", "8xA100-80G"),
         ('gpus = "8xA100', "is not valid TOML", "gpus"),
+        ("gpus = " + "[" * 5000, "is not valid TOML", "gpus"),
+        ('gpus = "8xA100-80G"\ncpu_cores = 1' + "0" * 400, "not a positive number", "cpu_cores"),
         ('gpus = "8xA1000-80G"', "no GPU or instance is called `A1000-80G`", "A100-80G"),
     ],
 )
@@ -333,9 +334,10 @@ def test_a_folder_and_a_file_that_is_no_text_are_errors(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00gpus")
     (tmp_path / "huge.toml").write_text("#" * 1_000_001)
-    for name in ("folder.toml", "binary.toml", "huge.toml"):
-        with pytest.raises(PlannerError, match=name):
+    for name in ("folder.toml", "binary.toml", "huge.toml", "nul\0.toml", "n" * 300 + ".toml"):
+        with pytest.raises(PlannerError) as error:
             parse_cluster(str(tmp_path / name))
+        assert name.replace("\0", "\\x00") in error.value.message
 
 
 def test_a_network_without_a_fabric_is_taken_as_ethernet_and_said(cluster_file):
@@ -358,6 +360,7 @@ def test_auto_reads_what_nvidia_smi_lists(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\nfor i in 1 2 3 4; do echo 'NVIDIA A100-SXM4-80GB, 81920'; done\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cluster = parse_cluster("auto")
     assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.name) == (1, 4, "A100-80G")
     assert cluster.host_memory_bytes
@@ -395,6 +398,15 @@ def test_a_listing_of_nvidia_smi_becomes_one_node(listing, gpu, count, said):
     cluster = this_machine.cluster_from_listing(listing)
     assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.name) == (1, count, gpu)
     assert any(said in note for note in cluster.notes)
+
+
+def test_auto_counts_the_cards_that_cuda_visible_devices_leaves():
+    listing = "NVIDIA A100-SXM4-80GB, 81920\n" * 8 + "NVIDIA T4, 15360\n"
+    for visible, count in (("0,1", 2), ("3", 1), ("GPU-8932f937,GPU-8932f938", 2), ("0,0,77", 1)):
+        cluster = this_machine.cluster_from_listing(listing, visible=visible)
+        assert (cluster.gpus_per_node, cluster.gpu.name) == (count, "A100-80G")
+    with pytest.raises(PlannerError, match="lists no GPU that this process may use"):
+        this_machine.cluster_from_listing(listing, visible="")
 
 
 @pytest.mark.parametrize(

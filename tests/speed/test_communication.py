@@ -108,6 +108,7 @@ def test_overlapping_activities_take_the_longer_and_a_share_of_the_shorter() -> 
     assert hidden_s(3.0, 1.0, 1.0) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.deepspeed
 def test_deepspeed_still_reduces_as_the_constants_say() -> None:
     """Read in the installed sources: multi-rank buckets are all-reduced; AutoTP wraps every column-parallel Linear."""

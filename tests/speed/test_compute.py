@@ -31,9 +31,7 @@ CONSTANTS = speed_constants()
 )
 def test_small_matrix_products_reach_the_measured_share_of_peak(smallest: int, low: float, high: float) -> None:
     """SimuMax on A100 PCIe, median efficiency by smallest dimension: .61 (512-1k), .70 (1-2k), .74 (>= 4k)."""
-    m, n, k = 8192, smallest, 4096
-    if smallest > k:
-        k = smallest
+    m, n, k = 8192, smallest, max(4096, smallest)
     flop = 2 * m * n * k
     seconds = gemm_s(
         flop,

@@ -7,6 +7,8 @@ import speed_cases as cases
 
 from planner.catalog.speed import speed_constants
 from planner.records.candidate import Offload
+from planner.records.machine import Gpu
+from planner.speed.estimate import time_estimate
 from planner.speed.update import (
     cpu_parameters_per_s,
     cpu_step_s,
@@ -46,6 +48,26 @@ def test_llama_7b_on_four_gpus_needs_more_than_three_seconds() -> None:
 def test_cpu_rate_follows_sockets_and_is_capped_by_known_cores(gpus: int, cores: int | None, rate: float) -> None:
     node = cases.cluster(cases.GPU_A, gpus, 1, 228e9, None, cpu_cores=cores)
     assert cpu_parameters_per_s(node, CONSTANTS) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops_per_gpu"),
+    [
+        (cases.gpu(989e12, 0.74, 0.5, 4.8e12, 50e9), 141),
+        (cases.gpu(2250e12, 0.62, 0.5, 8e12, 50e9), 167),
+    ],
+    ids=["H200", "B200"],
+)
+def test_host_bound_step_on_pcie_5_is_in_its_band(device: Gpu, tflops_per_gpu: float) -> None:
+    """ml-engineering, when-to-upgrade-gpus: Llama-3.1-8B, 8 GPUs, ZeRO-3, CPU optimizer, 8k tokens."""
+    result = time_estimate(
+        cases.LLAMA_8B,
+        cases.cluster(device, 8, 1, 365e9, None),
+        cases.workload(8192),
+        cases.candidate(3, 8, 1, 1, offload=Offload.OPTIMIZER),
+        constants=CONSTANTS,
+    )
+    assert result.model_flop_per_s_per_gpu / 1e12 == pytest.approx(tflops_per_gpu, rel=result.relative_error / 2)
 
 
 def test_unknown_drives_count_as_one_old_drive() -> None:

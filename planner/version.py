@@ -1,0 +1,4 @@
+"""The version of dsplan, and the versions of the programs its files are meant for."""
+
+VERSION = "0.1.0"
+TARGET_VERSIONS = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.24.0", "torch": "2.13.0"}

@@ -1,0 +1,122 @@
+"""Our validator says what the package jsonschema says; our schemas are schemas."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from handmade_plans import make_document, make_plan, random_plans
+
+from planner.check.json_schema import violations
+from planner.check.schema import load_schema
+from planner.render.accelerate_yaml import accelerate_config
+from planner.render.deepspeed_json import deepspeed_config
+
+jsonschema = pytest.importorskip("jsonschema")
+NAMES = ("accelerate", "deepspeed", "plan", "smoke")
+ODD_VALUES = (None, True, False, 0, 1, -1, 1.0, 1.5, 2, "auto", "", "3", [], [1, 1], [True, 1], {}, {"a": 1}, 10**30)
+SMOKE = {
+    "passed": True,
+    "error": None,
+    "launcher": "accelerate",
+    "ranks": 2,
+    "tp": 1,
+    "dp": 2,
+    "steps": 3,
+    "losses": [1.5, 1.4],
+    "seconds": 20.5,
+    "not_shown": ["memory"],
+    "versions": {"torch": "2.13.0"},
+    "checks": [{"what": "stage", "expected": 3, "found": 3, "ok": True, "ranks_failed": []}],
+    "model_config": {},
+}
+
+
+def documents(name: str) -> list[Any]:
+    plans = random_plans(12, seed=5)
+    if name == "smoke":
+        return [SMOKE]
+    if name == "plan":
+        return [make_document(plan) for plan in plans]
+    if name == "deepspeed":
+        return [deepspeed_config(plan.request, plan.ranked[0].candidate) for plan in plans]
+    return [accelerate_config(plan.request.cluster, plan.ranked[0].candidate) for plan in plans]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in inner for place in places(child, (*path, key)))]
+
+
+def broken_copies(document: Any, count: int, draw: Random) -> list[Any]:
+    """The document with one value replaced, removed, or one key added."""
+    copies = []
+    for _ in range(count):
+        copy = deepcopy(document)
+        path = draw.choice([place for place in places(copy) if place])
+        parent = copy
+        for key in path[:-1]:
+            parent = parent[key]
+        kind = draw.randrange(4)
+        if kind == 0:
+            del parent[path[-1]]
+        elif kind == 1 and isinstance(parent, dict):
+            parent[draw.choice(("stage", "made_up", "enabled", "device"))] = draw.choice(ODD_VALUES)
+        else:
+            parent[path[-1]] = draw.choice(ODD_VALUES)
+        copies.append(copy)
+    return copies
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schema_is_a_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(load_schema(name))
+
+
+def test_every_schema_file_is_tested_here() -> None:
+    names = {path.name.split(".")[0] for path in (Path(__file__).parents[2] / "schemas").glob("*.schema.json")}
+    assert set(NAMES) <= names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_verdict_is_that_of_jsonschema(name: str) -> None:
+    schema, draw = load_schema(name), Random(7)
+    reference = jsonschema.Draft202012Validator(schema)
+    good = documents(name)
+    bad = [copy for document in good for copy in broken_copies(document, 600 // len(good), draw)]
+    for document in good:
+        assert list(violations(schema, document)) == []
+    refused = 0
+    for document in bad:
+        expected = reference.is_valid(document)
+        assert (next(violations(schema, document), None) is None) is expected, json.dumps(document)
+        refused += not expected
+    assert len(bad) == 600
+    assert refused > 150
+
+
+def test_complaints_name_the_alternative_that_was_meant() -> None:
+    document = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"offload_param": {"device": "gpu"}}}
+    (broken,) = violations(load_schema("deepspeed"), document)
+    assert broken.path == ("zero_optimization", "offload_param", "device")
+
+
+def test_true_is_not_one_and_a_whole_float_is_an_integer() -> None:
+    assert list(violations({"enum": [0, 1]}, True))
+    assert not list(violations({"type": "integer"}, 5e8))
+    assert list(violations({"type": "integer"}, True))
+
+
+def test_a_keyword_that_is_not_checked_is_refused() -> None:
+    with pytest.raises(ValueError, match="`multipleOf` is no keyword"):
+        list(violations({"multipleOf": 2}, 3))
+
+
+def test_a_plan_that_does_not_fit_has_no_speed() -> None:
+    document = make_document(make_plan())
+    document["plans"][0]["verdict"] = "does_not_fit"
+    assert [broken.path for broken in violations(load_schema("plan"), document)] == [("plans", 0, "time")]

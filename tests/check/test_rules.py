@@ -1,0 +1,244 @@
+"""Each rule finds its fault, at its place, and says what to write instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from planner.check import RULES, check_text
+from planner.records.problem import Problem
+
+GOOD: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+}
+ZERO = "$.zero_optimization"
+# what is laid over GOOD (a whole section at a time), the rule, the place
+CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 1}}, "DS010", f"{ZERO}.reduce_bucket_sise"),
+    ({"zero_optimisation": {"stage": 3}}, "DS011", "$.zero_optimisation"),
+    ({"offload_optimizer": {"device": "cpu"}}, "DS011", "$.offload_optimizer"),
+    ({"aio": {"thread_count": 1}}, "DS011", "$.aio.thread_count"),
+    ({"elasticity": {"enabled": False}}, "DS012", "$.elasticity"),
+    ({"zero_optimization": {"stage": 3, "mics_shard_size": 8}}, "DS012", f"{ZERO}.mics_shard_size"),
+    ({"zero_optimization": {"stage": 4}}, "DS013", f"{ZERO}.stage"),
+    ({"gradient_clipping": "1.0"}, "DS013", "$.gradient_clipping"),
+    ({"fp16": {"enabled": True, "loss_scale": float("inf")}, "bf16": {"enabled": False}}, "DS013", "$.fp16.loss_scale"),
+    ({"zero_optimization": {"stage": "auto"}}, "DS014", f"{ZERO}.stage"),
+    ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "DS014", f"{ZERO}.sub_group_size"),
+    ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "DS015", f"{ZERO}.cpu_offload"),
+    ({"train_micro_batch_size_per_gpu": None}, "DS020", "$.train_micro_batch_size_per_gpu"),
+    ({"train_batch_size": 12}, "DS021", "$.train_batch_size"),
+    ({"train_batch_size": 64}, "DS022", "$.train_batch_size"),
+    ({"fp16": {"enabled": True}}, "DS030", "$.fp16.enabled"),
+    ({"fp16": {"enabled": True, "loss_scale": 128}, "bf16": {"enabled": False}}, "DS031", "$.fp16.loss_scale"),
+    (
+        {"zero_optimization": {"stage": 0}, "data_types": {"grad_accum_dtype": "fp32"}},
+        "DS032",
+        "$.data_types.grad_accum_dtype",
+    ),
+    ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "DS040", f"{ZERO}.offload_param"),
+    ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "DS041", f"{ZERO}.offload_optimizer"),
+    (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+        "DS042",
+        f"{ZERO}.offload_optimizer.nvme_path",
+    ),
+    (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+        "DS043",
+        f"{ZERO}.offload_optimizer.ratio",
+    ),
+    ({"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "DS043", f"{ZERO}.zero_quantized_weights"),
+    ({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}}, "DS043", f"{ZERO}.zero_hpz_partition_size"),
+    (
+        {"zero_optimization": {"stage": 1, "stage3_max_live_parameters": 1}},
+        "DS044",
+        f"{ZERO}.stage3_max_live_parameters",
+    ),
+    ({"zero_optimization": {"stage": 3}}, "DS045", f"{ZERO}.stage3_gather_16bit_weights_on_model_save"),
+    ({"tensor_parallel": {"autotp_size": 2}}, "DS045", f"{ZERO}.stage3_gather_16bit_weights_on_model_save"),
+    ({"tensor_parallel": {"tp": {"tp_size": 2}}}, "DS050", "$.tensor_parallel.tp.tp_size"),
+    ({"tensor_parallel": {"autotp_size": 4, "tp": {"tp_size": 2}}}, "DS050", "$.tensor_parallel.tp.tp_size"),
+    ({"tensor_parallel": {"autotp_size": 2, "preset_model": "lama"}}, "DS011", "$.tensor_parallel.preset_model"),
+    ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "DS061", f"{ZERO}.compute_grad_norm"),
+    ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1}}}, "DS062", "$.optimizer.params.max_grad_norm"),
+    ({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}, "DS062", "$.optimizer.params.learning_rate"),
+    ({"optimizer": {"type": "OneBitAdam"}}, "DS066", "$.optimizer.type"),
+    ({"optimizer": {"type": "SGD"}}, "DS066", "$.optimizer.type"),
+    (
+        {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 1}}},
+        "DS063",
+        "$.scheduler.params.total_num_steps",
+    ),
+    (
+        {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}},
+        "DS063",
+        "$.scheduler.params.warmup_max_lr",
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
+        "DS063",
+        "$.scheduler.params.warmup_num_steps",
+    ),
+    (
+        {"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_min_lr": 0}}},
+        "DS063",
+        "$.scheduler.params.warmup_min_lr",
+    ),
+    ({"scheduler": {"type": "WarmupLr"}}, "DS063", "$.scheduler.type"),
+    ({"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"}, "DS064", "$.gradient_allreduce_op"),
+    ({"prescale_gradients": True}, "DS064", "$.prescale_gradients"),
+    ({"gradient_predivide_factor": 2.0}, "DS064", "$.gradient_predivide_factor"),
+    ({"activation_checkpointing": {"enabled": True}}, "DS011", "$.activation_checkpointing.enabled"),
+)
+YAML = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 8,
+    "deepspeed_config": {"zero_stage": 2},
+}
+YAML_CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"num_proceses": 8}, "DS110", "$.num_proceses"),
+    ({"deepspeed_config": {"zero_stag": 3}}, "DS111", "$.deepspeed_config.zero_stag"),
+    ({"deepspeed_config": {"zero_stage": 5}}, "DS112", "$.deepspeed_config.zero_stage"),
+    ({"mixed_precision": False}, "DS112", "$.mixed_precision"),
+    (
+        {"deepspeed_config": {"deepspeed_config_file": "a.json", "zero_stage": 3}},
+        "DS120",
+        "$.deepspeed_config.zero_stage",
+    ),
+    (
+        {"deepspeed_config": {"deepspeed_config_file": "a.json"}, "mixed_precision": "bf16"},
+        "DS120",
+        "$.mixed_precision",
+    ),
+    ({"num_machines": 2}, "DS122", "$.deepspeed_config.deepspeed_multinode_launcher"),
+    ({"num_machines": 3}, "DS123", "$.num_processes"),
+    ({"machine_rank": 1}, "DS123", "$.machine_rank"),
+    (
+        {"deepspeed_config": {"zero_stage": 3, "offload_param_nvme_path": "/x"}},
+        "DS124",
+        "$.deepspeed_config.offload_param_nvme_path",
+    ),
+    (
+        {"deepspeed_config": {"zero_stage": 2, "offload_param_device": "cpu"}},
+        "DS125",
+        "$.deepspeed_config.offload_param_device",
+    ),
+    ({"parallelism_config": {"sp_size": 2}}, "DS126", "$.parallelism_config.sp_size"),
+    (
+        {"parallelism_config": {"parallelism_config_tp_size": 2}},
+        "DS126",
+        "$.parallelism_config.parallelism_config_tp_size",
+    ),
+)
+
+
+def found(name: str, base: dict[str, Any], change: dict[str, Any]) -> list[Problem]:
+    """A change to None takes the key out."""
+    document = {key: value for key, value in {**base, **change}.items() if value is not None}
+    return check_text(name, json.dumps(document, indent=1))[1]
+
+
+def test_a_good_file_has_no_findings() -> None:
+    assert found("ds.json", GOOD, {}) == []
+    assert found("acc.yaml", YAML, {}) == []
+
+
+@pytest.mark.parametrize(("change", "rule", "path"), CASES)
+def test_deepspeed_rule(change: dict[str, Any], rule: str, path: str) -> None:
+    hits = [problem for problem in found("ds.json", GOOD, change) if (problem.rule, problem.path) == (rule, path)]
+    assert len(hits) == 1, found("ds.json", GOOD, change)
+    assert hits[0].line > 0
+    assert hits[0].message
+    assert hits[0].fix
+
+
+@pytest.mark.parametrize(("change", "rule", "path"), YAML_CASES)
+def test_accelerate_rule(change: dict[str, Any], rule: str, path: str) -> None:
+    assert (rule, path) in {(problem.rule, problem.path) for problem in found("acc.yaml", YAML, change)}
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {rule for _, rule, _ in (*CASES, *YAML_CASES)}
+    elsewhere = {"DS001", "DS002", "DS003", "DS051", "DS060", "DS121", "DS201", "DS202", "DS203", "DS204"}
+    assert tested | elsewhere == set(RULES)
+
+
+def test_a_missing_clipping_value_is_mentioned() -> None:
+    assert [problem.rule for problem in found("ds.json", GOOD, {"gradient_clipping": None})] == ["DS060"]
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("zero_optimisation", "did you mean `zero_optimization`?"),
+        ("train_micro_batch_size", "did you mean `train_micro_batch_size_per_gpu`?"),
+        ("reduce_bucket_size", "move it to `zero_optimization`"),
+        ("load_universal_checkpoint", "write `checkpoint.load_universal`"),
+    ],
+)
+def test_unknown_keys_come_with_the_right_spelling_or_place(key: str, hint: str) -> None:
+    (problem,) = found("ds.json", GOOD, {key: 1})
+    assert problem.fix == hint
+    assert problem.severity.value == "error"
+
+
+def test_a_key_that_looks_like_nothing_is_a_warning_and_a_comment_is_nothing() -> None:
+    assert [problem.severity.value for problem in found("ds.json", GOOD, {"my_own_note_xyz": 1})] == ["warning"]
+    assert found("ds.json", GOOD, {"_comment": "x", "$schema": "y"}) == []
+
+
+@pytest.mark.parametrize(("value", "expected"), [("3", "warning"), (True, "warning"), ("three", "error"), (2.0, None)])
+def test_values_that_deepspeed_converts_are_warnings_only(value: Any, expected: str | None) -> None:
+    change = {"zero_optimization": {"stage": value, "stage3_gather_16bit_weights_on_model_save": True}}
+    problems = [p.severity.value for p in found("ds.json", GOOD, change) if p.path == "$.zero_optimization.stage"]
+    assert problems == ([expected] if expected else [])
+
+
+def test_auto_is_nothing_where_the_trainer_fills_it() -> None:
+    change = {
+        **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"),
+        "train_batch_size": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+        "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    }
+    assert found("ds.json", GOOD, change) == []
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    "x",
+    "auto",
+    [],
+    [1],
+    {},
+    {"enabled": "maybe", "device": 3, "params": 1},
+)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_no_odd_value_anywhere_makes_a_rule_fail(odd: Any) -> None:
+    from planner.check.schema import load_schema
+
+    for key in load_schema("deepspeed")["properties"]:
+        check_text("ds.json", json.dumps({**GOOD, key: odd}))
+    for key in load_schema("deepspeed")["$defs"]["DeepSpeedZeroConfig"]["properties"]:
+        check_text("ds.json", json.dumps({**GOOD, "zero_optimization": {"stage": 2, key: odd}}))
+    for key in load_schema("accelerate")["properties"]:
+        check_text("a.yaml", json.dumps({**YAML, key: odd}))
+    for key in load_schema("accelerate")["properties"]["deepspeed_config"]["properties"]:
+        check_text("a.yaml", json.dumps({**YAML, "deepspeed_config": {key: odd}}))
