@@ -12,6 +12,7 @@ from planner.report.table import table
 
 NOUNS = {"models": "model", "gpus": "GPU", "instances": "instance"}
 KINDS = tuple(NOUNS)
+LIST_WIDTH = 140  # a source is cut here; `dsplan show gpus NAME` prints it whole
 
 
 def show_command(
@@ -36,7 +37,8 @@ def show_command(
     else:
         columns = COLUMNS[kind]
         cells = [tuple(text_of(row.get(column, "")) for column in columns) for row in rows]
-        typer.echo("\n".join(table(columns, cells, left=frozenset(range(len(columns))))))
+        lines = table(columns, cells, left=frozenset(range(len(columns))))
+        typer.echo("\n".join(line if len(line) <= LIST_WIDTH else f"{line[: LIST_WIDTH - 3]}..." for line in lines))
     return 0
 
 

@@ -3,6 +3,7 @@
 In: model shape, micro-batch, sequence length, tensor-parallel degree, checkpointing, precision, attention. Out: terms.
 Question: how many bytes of activations are alive at the end of forward, at the head's and at a layer's backward?
 Traced on the real models: tests/oracles/trace_activations.py says how, tests/golden/activations.toml holds the values.
+Left out: a checkpointed eager layer's forward may rise above the end of forward; its backward rises higher still.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.memory.activations_families import NormCode, attention_in_force, family_of, supports_activations
+from planner.memory.activations_families import (
+    NormCode,
+    Projections,
+    attention_in_force,
+    family_of,
+    supports_activations,
+)
 from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
 from planner.records.candidate import Checkpointing
 from planner.records.estimate import Device, Moment, Term
 from planner.records.model import ModelShape, Position, Precision
 from planner.records.request import Attention
+from planner.units import ceil_div
 
 __all__ = ["activation_terms", "attention_in_force", "layer_kept_bytes_per_token", "supports_activations"]
 
@@ -121,7 +129,7 @@ def layer_kinds(
     dense = shape.dense_layers if shape.experts else shape.layers
     kinds = []
     for experts, number in ((False, dense), (True, shape.layers - dense)):
-        masked_here = -(-masked_layers * number // shape.layers)
+        masked_here = ceil_div(masked_layers * number, shape.layers)
         for masked, count in ((True, masked_here), (False, number - masked_here)):
             if count:
                 kind = layer_bytes(shape, tp=tp, width=width, attention=attention, masked=masked, experts=experts)
@@ -130,13 +138,16 @@ def layer_kinds(
 
 
 def sliding_layers(shape: ModelShape, seq_len: int) -> int:
-    """How many layers need a mask of their own because their window is narrower than the sequence.
+    """How many layers need a mask of their own because their window is narrower than the sequence."""
+    window = shape.trait("sliding_window")
+    return windowed_layers(shape) if window is not None and window < seq_len else 0
+
+
+def windowed_layers(shape: ModelShape) -> int:
+    """How many layers of a model that slides have a window.
 
     Every second layer of Gemma 2, all but every sixth (`sliding_window_pattern`) of Gemma 3, all layers of the others.
     """
-    window = shape.trait("sliding_window")
-    if window is None or window >= seq_len:
-        return 0
     if shape.model_type == "gemma2":
         return (shape.layers + 1) // 2
     if shape.model_type == "gemma3_text":
@@ -149,17 +160,18 @@ def shared_mask_bytes_per_token(
 ) -> int:
     """A mask of s x s values for each sample, made once and held for all layers.
 
-    Formula: ws where checkpointed eager layers need it again; s for MPT's boolean mask; wAs for Falcon with ALiBi.
+    Formula: ws where checkpointed eager layers need it again, 2ws where some of them slide; s for MPT's boolean mask;
+        wAs for Falcon with ALiBi.
     Source: transformers 5.24 masking_utils.py `eager_mask`, models/{mpt,falcon}; traced.
     Leaves out: the boolean mask of a sliding window, see `sliding_mask_bytes`.
     """
-    if shape.model_type == "falcon" and shape.position is Position.ALIBI:
-        return width * -(-shape.heads // tp) * seq_len
     if attention is not Attention.EAGER:
-        return 0
+        alibi = shape.model_type == "falcon" and shape.position is Position.ALIBI and attention is Attention.SDPA
+        return width * ceil_div(shape.heads, tp) * seq_len if alibi else 0
     if shape.model_type == "mpt":
         return seq_len
-    return width * seq_len if checkpointing is Checkpointing.FULL else 0
+    masks = 2 if shape.trait("sliding_window") and windowed_layers(shape) < shape.layers else 1
+    return masks * width * seq_len if checkpointing is Checkpointing.FULL else 0
 
 
 def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, checkpointing: Checkpointing) -> int:
@@ -169,7 +181,8 @@ def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, ch
     Source: transformers 5.24 masking_utils.py `sdpa_mask`; traced.
     Leaves out: nothing.
     """
-    masked = family_of(shape).masked or sliding_layers(shape, seq_len) > 0
+    family = family_of(shape)
+    masked = family.masked or family.projections is Projections.MATH or sliding_layers(shape, seq_len) > 0
     return seq_len * seq_len if masked and attention is Attention.SDPA and checkpointing is Checkpointing.FULL else 0
 
 
@@ -186,11 +199,13 @@ def rotary_table_bytes(shape: ModelShape, seq_len: int, width: int) -> int:
 def final_norm_bytes_per_token(shape: ModelShape, width: int) -> int:
     """The norm before the head with the head's input, and what the embedding keeps.
 
-    Formula: what one norm keeps + wh; wh + 8 more for a norm of the embedding, h for its dropout.
+    Formula: what one norm keeps + wh; wh + 8 more for a norm of the embedding, h for its dropout, 2w for each of the
+        embedding's own width where projections lead to and from it (OPT-350M).
     Source: transformers 5.24 modeling files; traced.
     Leaves out: token ids and labels (16 bytes per token).
     """
     hidden, stream = shape.hidden, width * shape.hidden
     norm = norm_copy_bytes(family_of(shape).norm, hidden, width) if shape.final_norm else 0
     embedding = norm_copy_bytes(NormCode.LAYER, hidden, width) if shape.trait("embedding_norm") else 0
+    embedding += 2 * width * int(shape.trait("embedding_width", 0))
     return norm + stream + embedding + (hidden if shape.trait("embedding_dropout") else 0)

@@ -1,6 +1,6 @@
 """Bytes that attention keeps for backward and needs while it is differentiated, per token.
 
-In: model shape, its family, heads on this rank, storage bytes w. Out: bytes. Question: what does attention cost a layer?
+In: model shape, its family, heads on this rank, storage bytes w. Out: bytes. Question: what does attention cost?
 Symbols: A and K query and key/value heads on this rank, d head size, s sequence length, w bytes of a stored value.
 """
 
@@ -58,8 +58,8 @@ def score_bytes_per_position(
 ) -> int:
     """Attention scores kept for each token and each position of its context, or the mask in their place.
 
-    Formula: eager A(4 + w) with the softmax in fp32 (4A where w = 4), wA with it in the storage type; wA more for a soft
-        cap and A, or (1 + w)A, with attention dropout; torch's own mathematics 4A; w for an explicit mask; none if fused.
+    Formula: eager A(4 + w) with the softmax in fp32 (4A where w = 4), wA with it in the storage type; wA more for a
+        soft cap and A, or (1 + w)A, with attention dropout; torch's own mathematics 4A; w for an explicit mask; else 0.
     Source: transformers 5.24, `eager_attention_forward` of the modeling files; torch 2.13
         `convert_boolean_attn_mask`: every layer keeps its own copy of the mask; traced.
     Leaves out: dropout inside a fused kernel, which keeps a seed.

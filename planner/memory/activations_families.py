@@ -7,7 +7,7 @@ Every row was read off a trace of the real model (tests/oracles/trace_activation
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from planner.errors import PlannerError
@@ -104,9 +104,9 @@ FAMILIES: Mapping[str, Family] = {
     "gptj": Family(norm=NormCode.LAYER, fp32_operands=True),
     "opt": _LAYER_NORM,
     "starcoder2": _LAYER_NORM,
-    "falcon": Family(norm=NormCode.LAYER, masked=True, fp32_softmax=False, softmax_copies=3),  # see `_falcon`
+    "falcon": Family(norm=NormCode.LAYER, fp32_softmax=False, softmax_copies=3, residual_dropouts=1),  # see `_falcon`
     "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_copies=6),
-    "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY),
+    "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, residual_dropouts=0),
     "cohere": Family(norm=NormCode.LAYER_FP32),
     "mixtral": Family(fp32_routing=True),
     "qwen2_moe": Family(),
@@ -142,16 +142,9 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
         projections, masked = Projections.MATH, False
     else:
         projections, masked = Projections.ROTATED, True
-    return Family(
-        norm=family.norm,
-        projections=projections,
-        masked=masked,
-        fp32_softmax=family.fp32_softmax,
-        softmax_copies=family.softmax_copies,
-        residual_dropouts=1 if shape.parallel_block else 2,
-    )
+    return replace(family, projections=projections, masked=masked)
 
 
 def attention_in_force(shape: ModelShape, attention: Attention) -> Attention:
-    """The attention that runs: a class that refuses the kernel (bloom, mpt; gemma2 and gpt_neo refuse SDPA) runs eager."""
+    """The attention that runs: eager where the class refuses the kernel (bloom, mpt; SDPA also gemma2 and gpt_neo)."""
     return attention if attention in family_of(shape).kernels else Attention.EAGER

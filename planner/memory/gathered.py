@@ -24,12 +24,14 @@ def reused_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Che
 def live_bytes(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, element_bytes: int) -> int:
     """Gathered parameters at the turn from forward to backward.
 
-    Formula: e * max(reused, head, largest tensor of a layer).
-    Source: as `reused_elements`; a module's own parameters are gathered while it runs.
-    Leaves out: the hand-over of one module to the next.
+    Formula: e * min(P, max(reused, head, largest tensor of a layer, max_live with prefetching)): from the third iteration
+    on, every module call fetches ahead, so the lead grows until `stage3_max_live_parameters` stops it.
+    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8); measured on the engine.
+    Leaves out: the one tensor by which the limit is overshot.
     """
-    in_use = max(sizes.head, sizes.layer_largest_tensor)
-    return element_bytes * max(reused_elements(sizes, settings, checkpointing), in_use)
+    ahead = settings.max_live_parameters if settings.prefetch_bucket_elements else 0
+    wanted = max(reused_elements(sizes, settings, checkpointing), sizes.head, sizes.layer_largest_tensor, ahead)
+    return element_bytes * min(sizes.total, wanted)
 
 
 def end_of_backward_bytes(sizes: RankSizes, element_bytes: int) -> int:
@@ -42,19 +44,38 @@ def end_of_backward_bytes(sizes: RankSizes, element_bytes: int) -> int:
     return element_bytes * max(sizes.layer, sizes.embedding)
 
 
-def prefetch_bytes(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, element_bytes: int) -> int:
-    """Parameters fetched ahead, from the third iteration on, with the copy a coalesced gather makes.
+def prefetch_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
+    """Parameters that one coalesced prefetch gathers; 0 when the live limit leaves no room for any.
 
-    Formula: 2 * e * min(bucket + largest tensor of a layer, max_live - reused, P - reused).
-    Source: partitioned_param_coordinator.py `_fetch_sub_module_impl`; partition_parameters.py `_all_gather_dtype` (0.19.8).
-    Leaves out: gathers still in flight on another stream.
+    Formula: prefetch bucket + largest tensor of a layer, at most P: the bucket is filled until it is exceeded.
+    Source: partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8).
+    Leaves out: groups at the end of the model, which are smaller.
     """
-    reused = reused_elements(sizes, settings, checkpointing)
-    if settings.prefetch_bucket_elements == 0:
+    if not settings.prefetch_bucket_elements or settings.max_live_parameters <= sizes.head:
         return 0
-    ahead = settings.prefetch_bucket_elements + sizes.layer_largest_tensor
-    room = max(0, min(settings.max_live_parameters - reused, sizes.total - reused))
-    return 2 * element_bytes * min(ahead, room)
+    return min(sizes.total, settings.prefetch_bucket_elements + sizes.layer_largest_tensor)
+
+
+def forward_copies_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
+    """Flat buffers of gathers beside the parameters copied out of them, during forward.
+
+    Formula: e * max(3 * group, 2 * largest tensor of a layer): a group's buffer lives until its last parameter is used,
+    and three groups overlap.
+    Source: partition_parameters.py `AllGatherCoalescedHandle` (0.19.8); the three is measured on the engine.
+    Leaves out: nothing known.
+    """
+    return element_bytes * max(3 * prefetch_group_elements(sizes, settings), 2 * sizes.layer_largest_tensor)
+
+
+def backward_copies_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
+    """The same during backward.
+
+    Formula: e * (group + largest tensor of a layer), at least 2 * e * largest tensor of a layer.
+    Source: as `forward_copies_bytes`; measured on the engine.
+    Leaves out: nothing known.
+    """
+    group = prefetch_group_elements(sizes, settings)
+    return element_bytes * (max(group, sizes.layer_largest_tensor) + sizes.layer_largest_tensor)
 
 
 def persistent_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:

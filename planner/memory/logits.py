@@ -3,8 +3,8 @@
 In: model shape, micro-batch, sequence length, tensor-parallel degree, precision, loss. Out: terms. Question: how many
 bytes do logits and their gradients take at the end of forward and at the start of backward?
 
-The loop is the Hugging Face Trainer's: `Trainer.compute_loss` (transformers 5.24) returns the loss alone, so the model's
-output and its logits are gone before `training_step` calls backward: 12V bytes per token in bf16, not 14V.
+The loop is the Hugging Face Trainer's: `Trainer.compute_loss` (transformers 5.24) returns the loss alone, so the
+model's output and its logits are gone before `training_step` calls backward: 12V bytes per token in bf16, not 14V.
 """
 
 from __future__ import annotations

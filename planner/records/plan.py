@@ -58,6 +58,7 @@ class Remedy:
 
     change: str
     fields: tuple[tuple[str, object], ...]
+    request: Request  # the changed one
     evaluation: Evaluation
 
 

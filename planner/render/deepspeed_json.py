@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.records.candidate import Candidate, Offload, ZeroSettings, ZeroStage
+from planner.geometry.params import largest_tensor_numel
+from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Request
 from planner.render.overlay import overlay
@@ -108,14 +109,17 @@ def offload_param_section(model: ModelShape, candidate: Candidate) -> dict[str, 
         block |= {
             "nvme_path": NVME_PATH,
             "buffer_count": 5,
-            "buffer_size": nvme_buffer_elements(model, candidate.degrees.dp),
+            "buffer_size": nvme_buffer_elements(model, candidate.degrees),
             "max_in_cpu": 1_000_000_000,
         }
     return block
 
 
-def nvme_buffer_elements(model: ModelShape, dp: int) -> int:
-    """Elements of one staging buffer: the largest parameter shard has to fit into one, or the engine stops."""
-    largest = max(model.vocab, 2 * model.ffn_hidden, model.experts * 2 * model.expert_ffn_hidden) * model.hidden
-    shard = ceil_div(largest, dp)
+def nvme_buffer_elements(model: ModelShape, degrees: Degrees) -> int:
+    """Elements of one staging buffer: the largest parameter shard has to fit into one, or the engine stops.
+
+    Experts count as one parameter, for transformers stacks those of a layer.
+    """
+    stacked_experts = model.experts * 2 * model.expert_ffn_hidden * model.hidden
+    shard = ceil_div(max(largest_tensor_numel(model, degrees.tp), stacked_experts), degrees.dp)
     return max(NVME_BUFFER_ELEMENTS, ceil_div(shard, AIO_ALIGNMENT_ELEMENTS) * AIO_ALIGNMENT_ELEMENTS)

@@ -38,7 +38,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "nearest": [rejection_document(request, r) for r in nearest_misses(plan)],
         },
         "remedies": [
-            {"change": r.change, "request": dict(r.fields), "plan": plan_document(request, r.evaluation, rank=1)}
+            {"change": r.change, "request": dict(r.fields), "plan": plan_document(r.request, r.evaluation, rank=1)}
             for r in plan.remedies
         ],
     }

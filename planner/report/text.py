@@ -183,7 +183,11 @@ def _nothing_fits(plan: Plan) -> list[str]:
 
 def _remedy(remedy: Remedy) -> str:
     flags = " ".join(f"--{name.replace('_', '-')} {_flag_value(value)}" for name, value in remedy.fields)
-    return f"{remedy.change} (`{flags}`): {remedy.evaluation.candidate.label}, {gib_text(remedy.evaluation.memory.gpu_total_bytes)} per GPU"
+    candidate, memory = remedy.evaluation.candidate, remedy.evaluation.memory
+    needs = f"{gib_text(memory.gpu_total_bytes)} per GPU"
+    if candidate.offload is not Offload.NONE:
+        needs += f" and {gib_text(memory.peak_bytes(Device.HOST), digits=0)} of RAM per node"
+    return f"{remedy.change} (`{flags}`): {candidate.label}, {needs}"
 
 
 def _flag_value(value: object) -> str:

@@ -33,7 +33,7 @@ def find_remedies(request: Request, constants: SpeedConstants) -> tuple[Remedy, 
         for change, fields, changed in kind(request):
             best = _best_at_smallest_batch(changed, constants)
             if best is not None:
-                found.append(Remedy(change=change, fields=fields, evaluation=best))
+                found.append(Remedy(change=change, fields=fields, request=changed, evaluation=best))
                 break
         if len(found) == MOST_REMEDIES:
             break

@@ -18,9 +18,12 @@ def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int) -> Ze
     """Sizes for a stage on a card of that memory.
 
     Source: transformers/integrations/deepspeed.py `trainer_config_finalize` (h * h, 0.9 * h * h, 10 * h);
-    the Hugging Face DeepSpeed guide's 2e8 buckets for ZeRO-2; smaller ones on cards below 40 GiB.
+    the Hugging Face DeepSpeed guide's 2e8 buckets for ZeRO-2; DeepSpeed's own 1e9 live parameters;
+    smaller ones on cards below 36 GiB.
     """
-    bucket = 200_000_000 if gpu_memory_bytes >= 40 * GIB else 50_000_000
+    large = gpu_memory_bytes >= 36 * GIB
+    bucket = 200_000_000 if large else 50_000_000
+    live = 1_000_000_000 if large else 300_000_000
     at_stage_three = stage is ZeroStage.PARAMETERS
     return ZeroSettings(
         overlap_comm=stage is not ZeroStage.DISABLED,
@@ -28,8 +31,8 @@ def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int) -> Ze
         allgather_bucket_elements=bucket,
         prefetch_bucket_elements=hidden * hidden * 9 // 10,
         param_persistence_threshold=10 * hidden,
-        max_live_parameters=1_000_000_000,
-        max_reuse_distance=1_000_000_000,
+        max_live_parameters=live,
+        max_reuse_distance=live,
         sub_group_elements=100_000_000,
         pin_memory=True,
         fp32_gradient_accumulation=False,

@@ -168,7 +168,6 @@ def _traits(
     """What only some architectures have, sorted by name."""
     traits: dict[str, Any] = {key: family[key] for key in FIXED_TRAITS if key in family}
     traits["norm_bias"] = family.get("norm_bias", norm is Norm.LAYER)
-    traits["norm_weight"] = family.get("norm_weight", True)
     autotp = autotp_row(model_type)
     if autotp.outcome != "refused":
         traits["vocab_parallel_head"] = tied and autotp.tied == "vocabulary"
@@ -181,11 +180,8 @@ def _traits(
         value = read.optional_number(key) if key in family.get("keep", ()) else None
         if value is not None and (key != "sliding_window" or read.switch("use_sliding_window", default=True)):
             traits[key] = value
-    return tuple(
-        sorted(
-            (key, value) for key, value in traits.items() if value not in (False, 0, 0.0, None) or key == "norm_weight"
-        )
-    )
+    bare = () if family.get("norm_weight", True) else (("norm_weight", False),)
+    return tuple(sorted((*bare, *((key, value) for key, value in traits.items() if value))))
 
 
 def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:

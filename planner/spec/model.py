@@ -134,23 +134,36 @@ def _hub_url(hub_id: str) -> str:
 
 
 def _fetch_config(hub_id: str) -> Mapping[str, Any]:
-    """The config.json of a hub model, through huggingface_hub; raises PlannerError when that is not possible."""
-    local = f"download its {CONFIG_NAME} and give the path to it"
+    """The config.json of a hub model: huggingface_hub's cache, else one request; raises PlannerError if neither."""
+    local = f"download its {CONFIG_NAME} and give the path to it; `{LISTING}` lists the catalogue"
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.utils import build_hf_headers, get_session
     except ImportError:
         raise PlannerError(
             f"`{hub_id}` is not in the catalogue, and looking it up needs huggingface_hub",
-            hint=f"`pip install 'dsplan[launch]'`, or {local}; `{LISTING}` lists the catalogue",
+            hint=f"`pip install 'dsplan[launch]'`, or {local}",
         ) from None
+    absent = f"`{hub_id}` is not in the catalogue"
     try:
-        file = hf_hub_download(hub_id, CONFIG_NAME, etag_timeout=HUB_TIMEOUT_S)
-        return _read_config(Path(file), hub_id)
+        cached = try_to_load_from_cache(hub_id, CONFIG_NAME)
+        if isinstance(cached, str):
+            return _read_config(Path(cached), hub_id)
+        url = hf_hub_url(hub_id, CONFIG_NAME)
+        answer = get_session().get(url, headers=build_hf_headers(), timeout=HUB_TIMEOUT_S)
     except PlannerError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the network and three HTTP libraries raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise PlannerError(
-            f"`{hub_id}` is not in the catalogue and the hub did not answer for it: {reason}",
-            hint=f"check the id and the connection, or {local}; `{LISTING}` lists the catalogue",
+            f"{absent} and the hub cannot be asked: {reason}", hint=f"check the connection, or {local}"
         ) from None
+    if answer.status_code in (401, 403):
+        raise PlannerError(
+            f"{absent} and the hub wants a login for it, or has no such model", hint=f"`hf auth login`, or {local}"
+        )
+    if answer.status_code != 200:
+        raise PlannerError(
+            f"{absent} and the hub answered {answer.status_code}", hint=f"check the spelling, or {local}"
+        )
+    return parse_config(answer.content, hub_id)

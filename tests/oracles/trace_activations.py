@@ -243,6 +243,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "num_experts_per_tok": 4, "head_dim": 64},
     "olmoe": {"model_type": "olmoe", **GROUPED, "num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 192},
 }
+LAYERS = {"gemma3_text window": (3, 5)}
+"""Depths other than 2 and 3: here the last layer slides, so the fullest layer is the last."""
 EAGER_ONLY = ("gemma2", "bloom", "gpt_neo", "mpt")
 """`attn_implementation="sdpa"` raises for these."""
 BF16_ONLY = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
@@ -254,7 +256,7 @@ def runs(name: str) -> Iterator[dict[str, Any]]:
     model_type = CASES[name]["model_type"]
     first = "eager" if model_type in EAGER_ONLY else "sdpa"
     for checkpointing in ("none", "full"):
-        for layers in (2, 3):
+        for layers in LAYERS.get(name, (2, 3)):
             for seq_len in (1024, 2048):
                 for micro_batch in (1, 2):
                     yield _run(layers, micro_batch, seq_len, checkpointing, first, "bf16")

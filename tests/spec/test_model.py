@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +17,6 @@ from hypothesis import strategies as st
 
 from planner.errors import PlannerError
 from planner.records.model import AutoTP, ModelShape, Norm, Position
-from planner.spec import model as spec_model
 from planner.spec.hf_config import shape_from_config
 from planner.spec.model import resolve_model
 
@@ -77,28 +78,66 @@ def test_an_unknown_hub_id_without_the_extra_names_it(monkeypatch: pytest.Monkey
     assert "config.json" in error.hint
 
 
-def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = type(sys)("huggingface_hub")
-    calls = []
-
-    def hf_hub_download(repo: str, file: str, **options: Any) -> str:
-        calls.append((repo, file, options))
-        raise OSError("no route\nto host")
-
-    hub.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    error = resolve_refusal("someone/their-model")
-    assert "did not answer for it: no route" in error.message
-    assert calls == [("someone/their-model", "config.json", {"etag_timeout": spec_model.HUB_TIMEOUT_S})]
+class Answer:
+    def __init__(self, status_code: int, content: bytes = b"") -> None:
+        self.status_code = status_code
+        self.content = content
 
 
-def test_a_hub_config_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub = type(sys)("huggingface_hub")
-    hub.hf_hub_download = lambda *_, **__: str(write(tmp_path, LLAMA))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """A hub without a network: the test appends answers or errors, and reads the requests that were made."""
+    script: list[Any] = []
+    package, utils = ModuleType("huggingface_hub"), ModuleType("huggingface_hub.utils")
+
+    class Session:
+        def get(self, url: str, *, headers: dict[str, str], timeout: float) -> Answer:
+            assert url == "https://hub.test/someone/their-model/config.json"
+            assert 0 < timeout <= 10
+            answer = script.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    package.hf_hub_url = lambda repo, file: f"https://hub.test/{repo}/{file}"  # type: ignore[attr-defined]
+    package.try_to_load_from_cache = lambda *_: None  # type: ignore[attr-defined]
+    utils.build_hf_headers = dict  # type: ignore[attr-defined]
+    utils.get_session = Session  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", package)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", utils)
+    yield script
+    assert not script
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (OSError("no route\nto host"), "the hub cannot be asked: no route"),
+        (Answer(404), "the hub answered 404"),
+        (Answer(401), "wants a login"),
+        (Answer(200, b"<html>"), "is no JSON"),
+    ],
+)
+def test_a_hub_that_does_not_give_a_config_is_one_line(hub: list[Any], answer: Any, expected: str) -> None:
+    hub.append(answer)
+    assert expected in resolve_refusal("someone/their-model").message
+
+
+def test_a_hub_config_is_read_like_a_file(hub: list[Any]) -> None:
+    hub.append(Answer(200, json.dumps(LLAMA).encode()))
     found = resolve_model("someone/their-model")
     assert (found.name, found.hub_id) == ("their-model", "someone/their-model")
     assert found.source == "https://huggingface.co/someone/their-model/blob/main/config.json"
+
+
+@pytest.mark.transformers
+def test_huggingface_hub_has_what_the_look_up_calls() -> None:
+    package = pytest.importorskip("huggingface_hub")
+    utils = pytest.importorskip("huggingface_hub.utils")
+    assert package.hf_hub_url("a/b", "config.json") == "https://huggingface.co/a/b/resolve/main/config.json"
+    assert package.try_to_load_from_cache("nobody/nothing", "config.json") is None
+    assert callable(utils.build_hf_headers)
+    assert callable(utils.get_session().get)
 
 
 # --- files
@@ -186,7 +225,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "   ", "\0", "a\0b", "x" * 5000, "~no-such-user/x", "../" * 200, "a\nb", "$(reboot)", "'; ls", "13bb", "-13b", "0b"],
+    ["", "   ", "\0", "a\0b", "x" * 999, "~nobody/x", "../" * 99, "a\nb", "$(reboot)", "'; ls", "13bb", "-13b", "0b"],
 )  # fmt: skip
 def test_words_that_name_nothing_are_refused_in_one_line(text: str) -> None:
     resolve_refusal(text)
@@ -309,6 +348,13 @@ def test_traits_of_well_known_architectures() -> None:
     assert resolve_model("llama-3.2-1b").trait("vocab_parallel_head")
     assert resolve_model("mistral-7b").trait("sliding_window") == 4096
     assert resolve_model("mistral-7b-v0.3").trait("sliding_window") is None
+
+
+def test_a_window_that_is_switched_off_is_no_window() -> None:
+    """Qwen configs name a `sliding_window` that `use_sliding_window`, false by default, does not use."""
+    fields = {"model_type": "qwen2", "sliding_window": 32768}
+    assert shape(**fields).trait("sliding_window") is None
+    assert shape(**fields, use_sliding_window=True).trait("sliding_window") == 32768
 
 
 def test_the_fields_handed_on_are_plain_json() -> None:
