@@ -40,7 +40,8 @@ class Answer:
         return document(self.plan)
 
     def files(self) -> dict[str, str]:
-        """The files of the best plan, checked against their schemas and each other; raises PlannerError when nothing fits."""
+        """The files of the best plan, checked against their schemas and each other; raises PlannerError when nothing
+        fits."""
         from planner.check.folder import require_valid
         from planner.render.bundle import render_files
 
@@ -80,7 +81,9 @@ def estimate(**fields: Any) -> Answer:
     outcome = evaluate(request, candidate, speed_constants())
     if not isinstance(outcome, Evaluation):
         if outcome.memory is None:
-            raise PlannerError(f"{candidate.label} is no configuration that runs: {outcome.detail}", hint=f"rule {outcome.rule}")
+            raise PlannerError(
+                f"{candidate.label} is no configuration that runs: {outcome.detail}", hint=f"rule {outcome.rule}"
+            )
         outcome = rejection_evaluation(request, outcome)
     reasons = (strategy_sentence(candidate), binding_sentence(request, outcome), *outcome.reasons)
     single = replace(outcome, reasons=reasons)

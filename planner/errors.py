@@ -34,7 +34,9 @@ class UnknownName(PlannerError):
         near = nearest(name, known)
         article = "an" if kind[0] in "aeiou" else "a"
         suggestion = f"did you mean {' or '.join(f'`{n}`' for n in near)}? " if near else ""
-        super().__init__(f"no {kind} is called `{name}`", hint=f"{suggestion}`{listing}` lists every name of {article} {kind}")
+        super().__init__(
+            f"no {kind} is called `{name}`", hint=f"{suggestion}`{listing}` lists every name of {article} {kind}"
+        )
 
 
 class NothingFits(PlannerError):

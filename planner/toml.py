@@ -13,4 +13,5 @@ else:
 
 def loads(text: str) -> dict[str, Any]:
     """The document as nested dicts; raises ValueError (TOMLDecodeError) on bad TOML."""
-    return tomllib.loads(text)
+    document: dict[str, Any] = tomllib.loads(text)
+    return document

@@ -25,6 +25,12 @@ def div_exact(amount: int, parts: int) -> int:
     return amount // parts
 
 
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
 def next_power_of_two(amount: int) -> int:
     """The smallest power of two that is not below `amount`; 0 stays 0."""
     return 1 << (amount - 1).bit_length() if amount > 0 else 0

@@ -4,8 +4,29 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-MODELS = ("gpt2", "tinyllama-1.1b", "llama-3.2-1b", "qwen2.5-0.5b", "qwen2.5-7b", "llama-2-7b", "13b", "70b", "mixtral-8x7b", "opt-1.3b")
-CLUSTERS = ("1xA100-80G", "4xA100-80G", "8xA100-40G", "2x8xH100-80G", "8xV100-32G", "2xRTX-3090", "1xH200", "p4d.24xlarge", "4x8xA100-80G")
+MODELS = (
+    "gpt2",
+    "tinyllama-1.1b",
+    "llama-3.2-1b",
+    "qwen2.5-0.5b",
+    "qwen2.5-7b",
+    "llama-2-7b",
+    "13b",
+    "70b",
+    "mixtral-8x7b",
+    "opt-1.3b",
+)
+CLUSTERS = (
+    "1xA100-80G",
+    "4xA100-80G",
+    "8xA100-40G",
+    "2x8xH100-80G",
+    "8xV100-32G",
+    "2xRTX-3090",
+    "1xH200",
+    "p4d.24xlarge",
+    "4x8xA100-80G",
+)
 
 
 @st.composite

@@ -17,9 +17,27 @@ ORDER = (
 PURE = ("errors", "units", "records", "geometry", "memory", "speed", "search", "explain")
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers", "jsonschema", "yaml"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
-IMPURE_MODULES = {"os", "time", "pathlib", "subprocess", "random", "logging", "socket", "shutil", "tempfile", "datetime"}
-# Catalogue rows are read before a request is built, so `spec` and `catalog` may use geometry's counts; geometry knows neither.
-ALLOWED_BACKWARDS = {("catalog", "spec"), ("catalog", "speed"), ("catalog", "geometry"), ("spec", "geometry"), ("spec", "search")}
+IMPURE_MODULES = {
+    "os",
+    "time",
+    "pathlib",
+    "subprocess",
+    "random",
+    "logging",
+    "socket",
+    "shutil",
+    "tempfile",
+    "datetime",
+}
+# Catalogue rows are read before a request is built, so `spec` and `catalog` may use geometry's counts; geometry
+# knows neither.
+ALLOWED_BACKWARDS = {
+    ("catalog", "spec"),
+    ("catalog", "speed"),
+    ("catalog", "geometry"),
+    ("spec", "geometry"),
+    ("spec", "search"),
+}
 
 
 def modules() -> list[Path]:
@@ -84,7 +102,9 @@ def test_the_core_is_pure() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not called & IMPURE_CALLS, path
-        assert not {name.split(".")[0] for name in imports_of(path, top_level_only=False)} & (IMPURE_MODULES | HEAVY), path
+        assert not {name.split(".")[0] for name in imports_of(path, top_level_only=False)} & (IMPURE_MODULES | HEAVY), (
+            path
+        )
     assert looked_at >= 40
 
 

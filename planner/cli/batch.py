@@ -26,7 +26,9 @@ def run_batch(file: Path, solve: Callable[..., Answer], defaults: Mapping[str, A
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PlannerError(f"cannot read `{file}`: {reason}", hint="`--batch` takes a JSONL file, one request a line") from None
+        raise PlannerError(
+            f"cannot read `{file}`: {reason}", hint="`--batch` takes a JSONL file, one request a line"
+        ) from None
     failed = False
     for result in answers(lines, solve, defaults, folder=file.parent):
         failed = failed or "error" in result

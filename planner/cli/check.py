@@ -10,7 +10,9 @@ from planner.errors import CheckFailed
 
 
 def check_command(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="DeepSpeed JSON, Accelerate YAML, or a plan folder.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="DeepSpeed JSON, Accelerate YAML, or a plan folder.")
+    ],
     *,
     json: Annotated[bool, typer.Option("--json", help="Findings as JSON on stdout.")] = False,
 ) -> int:
@@ -23,6 +25,9 @@ def check_command(
         print_json(result.to_dict())
     else:
         for p in result.findings:
-            typer.echo(f"{p.file}:{p.line}:{p.column}: {p.severity.value} {p.rule} {p.path}: {p.message} (bites: {p.bites}); fix: {p.fix}")
-        typer.echo(f"{len(result.files)} file{'s' if len(result.files) != 1 else ''} checked, {len(result.findings)} findings")
+            place = f"{p.file}:{p.line}:{p.column}"
+            typer.echo(f"{place}: {p.severity.value} {p.rule} {p.path}: {p.message} (bites: {p.bites}); fix: {p.fix}")
+        typer.echo(
+            f"{len(result.files)} file{'s' if len(result.files) != 1 else ''} checked, {len(result.findings)} findings"
+        )
     return CheckFailed.exit_code if result.has_errors else 0

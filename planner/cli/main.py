@@ -1,6 +1,7 @@
 """The `dsplan` command: `dsplan --model 13b --gpus 4xA100-80G` is `dsplan plan …`, spelled short.
 
-Parses, calls one library function, prints. Errors become one line and a hint on stderr, with the exit code of their branch.
+Parses, calls one library function, prints. Errors become one line and a hint on stderr, with the exit code of their
+branch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from planner.errors import PlannerError, nearest, one_line
 from planner.version import VERSION
 
 app = typer.Typer(
-    help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, and the files to launch it.",
+    help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, "
+    "and the files to launch it.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -24,6 +26,8 @@ app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate_command)
 app.command("check")(check.check_command)
 app.command("smoke")(smoke.smoke_command)
 app.command("show")(show.show_command)
+# UsageError of whichever click this typer brings: its own copy, or the package.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 COMMANDS = ("plan", "estimate", "check", "smoke", "show")
 LATER = ("measure", "calibrate", "compare", "report", "diagnose", "accuracy")
 
@@ -51,7 +55,7 @@ def run(arguments: list[str]) -> int:
         result = command.main(args=with_command(flags), prog_name="dsplan", standalone_mode=False, obj=script_arguments)
     except PlannerError as error:
         return complain(error.message, error.hint, error.exit_code)
-    except typer.BadParameter.__mro__[1] as error:  # UsageError, whichever click typer brings
+    except USAGE_ERROR as error:
         return complain(str(getattr(error, "message", error)).rstrip("."), usage_hint(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return complain("interrupted", "", 130)
@@ -81,7 +85,11 @@ def with_command(arguments: list[str]) -> list[str]:
     if word in LATER:
         raise PlannerError(f"`dsplan {word}` is not written yet", hint=f"the commands are {', '.join(COMMANDS)}")
     near = nearest(word, COMMANDS)
-    hint = f"did you mean `dsplan {near[0]}`?" if near else f"the commands are {', '.join(COMMANDS)}; to plan, start with `--model`"
+    hint = (
+        f"did you mean `dsplan {near[0]}`?"
+        if near
+        else f"the commands are {', '.join(COMMANDS)}; to plan, start with `--model`"
+    )
     raise PlannerError(f"`{word}` is no command", hint=hint)
 
 

@@ -16,7 +16,9 @@ def _option(flag: str, help_text: str) -> object:
     return typer.Option(flag, help=help_text, show_default=False)
 
 
-Model = Annotated[str | None, _option("--model", "13b, a catalogue name, a Hugging Face id, a config.json or its folder.")]
+Model = Annotated[
+    str | None, _option("--model", "13b, a catalogue name, a Hugging Face id, a config.json or its folder.")
+]
 Gpus = Annotated[str | None, _option("--gpus", "4xA100-80G, 2x8xH100-80G, 2xp4d.24xlarge, a cluster TOML file, auto.")]
 SeqLen = Annotated[str | None, _option("--seq-len", "Tokens per sample [2048, or the model's maximum].")]
 GlobalBatch = Annotated[str | None, _option("--global-batch", "Samples per optimizer step [none].")]
@@ -31,14 +33,18 @@ Tp = Annotated[str | None, _option("--tp", "Tensor-parallel degrees: 1,2,4 [powe
 MicroBatch = Annotated[str | None, _option("--micro-batch", "Samples per GPU: 4 or 1-8 [up to the largest that fits].")]
 Checkpointing = Annotated[str | None, _option("--checkpointing", "none,full [both].")]
 Offload = Annotated[str | None, _option("--offload", "none,optimizer,optimizer+param,nvme [all].")]
-Accumulation = Annotated[str | None, _option("--accumulation", "Gradient accumulation steps [from --global-batch, else 1].")]
+Accumulation = Annotated[
+    str | None, _option("--accumulation", "Gradient accumulation steps [from --global-batch, else 1].")
+]
 Config = Annotated[str | None, _option("--config", "A DeepSpeed JSON whose settings are taken as given.")]
 Objective = Annotated[str | None, _option("--objective", "throughput, memory, cost [throughput].")]
 Margin = Annotated[str | None, _option("--margin", "Share of GPU memory kept free, 0-0.5 [0.05].")]
 Integration = Annotated[str | None, _option("--integration", "Who reads the files: trainer [trainer].")]
 Tokens = Annotated[str | None, _option("--tokens", "Tokens to train on: adds time and cost.")]
 Launcher = Annotated[str | None, _option("--launcher", "accelerate, deepspeed, torchrun [accelerate].")]
-Script = Annotated[str | None, _option("--script", "Your training script; its arguments go after `--` [the plan's train.py].")]
+Script = Annotated[
+    str | None, _option("--script", "Your training script; its arguments go after `--` [the plan's train.py].")
+]
 Top = Annotated[str | None, _option("--top", "How many plans to show [5].")]
 Batch = Annotated[str | None, _option("--batch", "A JSONL file: one request a line in, one result a line out.")]
 Out = Annotated[str | None, _option("--out", "Folder to write [dsplan-<model>-<gpus>].")]

@@ -98,7 +98,10 @@ def _answer(request: dict[str, Any], *, out: str | None, as_json: bool, smoke: b
 
 def default_folder(model: str, gpus: str) -> str:
     """`dsplan-13b-4xA100-80G`: both names with everything but letters, digits, dots and dashes made a dash."""
-    words = (re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).stem if text.endswith((".json", ".toml")) else text) for text in (model, gpus))
+    words = (
+        re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).stem if text.endswith((".json", ".toml")) else text)
+        for text in (model, gpus)
+    )
     return "-".join(["dsplan", *(word.strip("-.") or "plan" for word in words)])
 
 

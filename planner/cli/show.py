@@ -17,7 +17,9 @@ LIST_WIDTH = 140  # a source is cut here; `dsplan show gpus NAME` prints it whol
 
 def show_command(
     kind: Annotated[str, typer.Argument(metavar="models|gpus|instances", help="Which table.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One row, every field.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One row, every field.", show_default=False)
+    ] = None,
     *,
     json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
 ) -> int:
@@ -30,7 +32,11 @@ def show_command(
         if json:
             print_json(row)
         else:
-            typer.echo("\n".join(table(("", ""), [(key, text_of(value)) for key, value in row.items()], left=frozenset({0, 1}))[1:]))
+            typer.echo(
+                "\n".join(
+                    table(("", ""), [(key, text_of(value)) for key, value in row.items()], left=frozenset({0, 1}))[1:]
+                )
+            )
         return 0
     if json:
         print_json({kind: rows})
@@ -60,7 +66,10 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
 
         return [dict(row) for row in (gpu_rows() if kind == "gpus" else node_rows())]
     near = nearest(kind, KINDS)
-    raise PlannerError(f"there is no table `{kind}`", hint=f"did you mean `{near[0]}`?" if near else f"the tables are {', '.join(KINDS)}")
+    raise PlannerError(
+        f"there is no table `{kind}`",
+        hint=f"did you mean `{near[0]}`?" if near else f"the tables are {', '.join(KINDS)}",
+    )
 
 
 def find_row(kind: str, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

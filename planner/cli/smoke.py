@@ -1,4 +1,5 @@
-"""`dsplan smoke DIR`: launches a written plan on this machine's CPU with the real engine and checks that it is in force."""
+"""`dsplan smoke DIR`: launches a written plan on this machine's CPU with the real engine and checks that it is in
+force."""
 
 from __future__ import annotations
 

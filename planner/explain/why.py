@@ -22,20 +22,33 @@ OFFLOAD_WORDS = {
     Offload.OPTIMIZER_AND_PARAMS: "optimizer states and parameters in host memory",
     Offload.NVME: "optimizer states and parameters on NVMe",
 }
-STAGE_WORDS = {0: "no sharding", 1: "optimizer states sharded", 2: "optimizer states and gradients sharded", 3: "all states sharded"}
+STAGE_WORDS = {
+    0: "no sharding",
+    1: "optimizer states sharded",
+    2: "optimizer states and gradients sharded",
+    3: "all states sharded",
+}
 
 
 def strategy_sentence(candidate: Candidate) -> str:
     """The strategy in words a newcomer can follow."""
     degrees = candidate.degrees
-    parts = [f"ZeRO-{int(candidate.zero)} ({STAGE_WORDS[int(candidate.zero)]}) over {degrees.dp} data-parallel rank{'s' if degrees.dp > 1 else ''}"]
+    ranks = f"{degrees.dp} data-parallel rank{'s' if degrees.dp > 1 else ''}"
+    parts = [f"ZeRO-{int(candidate.zero)} ({STAGE_WORDS[int(candidate.zero)]}) over {ranks}"]
     if degrees.tp > 1:
         parts.append(f"each layer split over {degrees.tp} GPUs (tensor parallel)")
-    parts.append("activations recomputed in backward" if candidate.checkpointing is Checkpointing.FULL else "all activations kept")
+    parts.append(
+        "activations recomputed in backward"
+        if candidate.checkpointing is Checkpointing.FULL
+        else "all activations kept"
+    )
     parts.append(OFFLOAD_WORDS[candidate.offload])
-    batch = f"micro-batch {candidate.micro_batch}"
+    factors = [f"micro-batch {candidate.micro_batch}"]
     if candidate.accumulation > 1:
-        batch += f" x {candidate.accumulation} accumulation steps"
+        factors.append(f"{candidate.accumulation} accumulation steps")
+    if degrees.dp > 1:
+        factors.append(f"{degrees.dp} ranks")
+    batch = " x ".join(factors)
     return ", ".join([*parts, f"{batch} = {candidate.global_batch} samples a step"])
 
 

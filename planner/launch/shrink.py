@@ -20,7 +20,7 @@ POSITIONS = 512
 EXPERTS = 4
 
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads")
+HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 FFN_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")

@@ -165,13 +165,16 @@ def shared_mask_bytes_per_token(
     Source: transformers 5.24 masking_utils.py `eager_mask`, models/{mpt,falcon}; traced.
     Leaves out: the boolean mask of a sliding window, see `sliding_mask_bytes`.
     """
+    recomputed = checkpointing is Checkpointing.FULL
+    if shape.model_type == "falcon" and shape.position is Position.ALIBI:
+        held = recomputed if attention is Attention.EAGER else attention is Attention.SDPA
+        return width * ceil_div(shape.heads, tp) * seq_len if held else 0
     if attention is not Attention.EAGER:
-        alibi = shape.model_type == "falcon" and shape.position is Position.ALIBI and attention is Attention.SDPA
-        return width * ceil_div(shape.heads, tp) * seq_len if alibi else 0
+        return 0
     if shape.model_type == "mpt":
         return seq_len
     masks = 2 if shape.trait("sliding_window") and windowed_layers(shape) < shape.layers else 1
-    return masks * width * seq_len if checkpointing is Checkpointing.FULL else 0
+    return masks * width * seq_len if recomputed else 0
 
 
 def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, checkpointing: Checkpointing) -> int:

@@ -79,13 +79,14 @@ def score_bytes_per_position(
 def score_backward_bytes_per_position(family: Family, heads: int, width: int, attention: Attention) -> int:
     """Scores beyond the kept ones while the softmax is differentiated.
 
-    Formula: gradients before and after the softmax, 8A in fp32 less the freed copy wA; 2wA in the storage type.
+    Formula: gradients before and after the softmax, 8A in fp32 less the freed copy wA; 2wA in the storage type,
+        (4 + w)A where the scores had been cast to fp32.
     Source: traced op by op (torch 2.13 `_softmax_backward_data`).
     Leaves out: nothing.
     """
     if attention is Attention.EAGER:
         if not family.fp32_softmax:
-            return 2 * width * heads
+            return (width + (4 if family.fp32_scores else width)) * heads
         return (8 - (width if width < 4 else 0)) * heads
     return 8 * heads if attention is Attention.SDPA and family.projections is Projections.MATH else 0
 
@@ -93,8 +94,9 @@ def score_backward_bytes_per_position(family: Family, heads: int, width: int, at
 def score_recompute_bytes_per_position(family: Family, heads: int, width: int, kept: int) -> int:
     """Scores beyond the kept ones at the softmax of a layer that is being recomputed.
 
-    Formula: copies * w * A - kept; 0 for the families whose backward is always higher.
+    Formula: 12A (bloom), 3wA (falcon), (14 + 2w)A (falcon with ALiBi) less the kept; 0 where backward is always higher.
     Source: traced op by op for bloom and falcon, which add a mask out of place and cast inside the softmax.
     Leaves out: nothing.
     """
-    return max(0, family.softmax_copies * width * heads - kept)
+    fixed, stored = family.softmax_bytes
+    return max(0, (fixed + stored * width) * heads - kept)

@@ -67,8 +67,9 @@ class Family:
     kernels: tuple[Attention, ...] = (Attention.SDPA, Attention.FLASH)  # that the class accepts beside eager
     masked: bool = False  # SDPA gets an explicit mask in every layer
     fp32_softmax: bool = True  # eager attention's softmax is computed in fp32 and cast back
+    fp32_scores: bool = False  # scores are cast to fp32 before a softmax in the storage type
     fp32_operands: bool = False  # eager attention multiplies query and key in fp32
-    softmax_copies: int = 0  # stored-type score matrices alive at a recomputed eager softmax, where they set the peak
+    softmax_bytes: tuple[int, int] = (0, 0)  # alive at a recomputed eager softmax, where it sets the peak: fixed, per w
     residual_dropouts: int = 2  # hidden-wide dropouts in a layer
     rotary_bytes: tuple[int, int] = (0, 0)  # bytes of rotary tables kept by every layer: per head_dim fixed, and per w
     fp32_routing: bool = False  # expert outputs are weighted in fp32
@@ -104,8 +105,10 @@ FAMILIES: Mapping[str, Family] = {
     "gptj": Family(norm=NormCode.LAYER, fp32_operands=True),
     "opt": _LAYER_NORM,
     "starcoder2": _LAYER_NORM,
-    "falcon": Family(norm=NormCode.LAYER, fp32_softmax=False, softmax_copies=3, residual_dropouts=1),  # see `_falcon`
-    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_copies=6),
+    "falcon": Family(
+        norm=NormCode.LAYER, fp32_softmax=False, softmax_bytes=(0, 3), residual_dropouts=1
+    ),  # see `_falcon`
+    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_bytes=(12, 0)),
     "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, residual_dropouts=0),
     "cohere": Family(norm=NormCode.LAYER_FP32),
     "mixtral": Family(fp32_routing=True),
@@ -135,8 +138,9 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
     """Falcon's attention differs by generation: 40B and 180B, 7B, one without grouping, and one with ALiBi."""
     new = shape.trait("new_decoder_architecture")
     if shape.position is Position.ALIBI:
-        projections, masked = (Projections.EXPANDED if new else Projections.VIEWS), False
-    elif new:
+        projections = Projections.EXPANDED if new else Projections.VIEWS
+        return replace(family, projections=projections, fp32_scores=True, softmax_bytes=(14, 2))
+    if new:
         projections, masked = Projections.EXPANDED, True
     elif shape.kv_heads == 1:
         projections, masked = Projections.MATH, False

@@ -20,7 +20,8 @@ def reduce_copy_bytes(bucket_elements: int, rank_elements: int, element_bytes: i
     """The flattened copy that the reduction of one bucket makes.
 
     Formula: e * min(bucket, P).
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `allreduce_bucket`; stage3.py `__avg_scatter_contiguous_grads` (0.19.8).
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `allreduce_bucket`; stage3.py `__avg_scatter_contiguous_grads`
+    (0.19.8).
     Leaves out: fp32 casts when `communication_data_type` is fp32.
     """
     return element_bytes * min(bucket_elements, rank_elements)

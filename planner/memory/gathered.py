@@ -24,9 +24,11 @@ def reused_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Che
 def live_bytes(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, element_bytes: int) -> int:
     """Gathered parameters at the turn from forward to backward.
 
-    Formula: e * min(P, max(reused, head, largest tensor of a layer, max_live with prefetching)): from the third iteration
+    Formula: e * min(P, max(reused, head, largest tensor of a layer, max_live with prefetching)): from the third
+    iteration
     on, every module call fetches ahead, so the lead grows until `stage3_max_live_parameters` stops it.
-    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8); measured on the engine.
+    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8); measured on
+    the engine.
     Leaves out: the one tensor by which the limit is overshot.
     """
     ahead = settings.max_live_parameters if settings.prefetch_bucket_elements else 0

@@ -93,7 +93,7 @@ def _stages_one_two(given: Inputs) -> list[Term]:
     bucket_moments = FORWARD_BACKWARD if kept_bucket else REDUCTION
     terms = [
         term("states/weights", FROM_INIT, weights, "e * P", ZERO_PAPER),
-        term("init/flat_copy", (Moment.INIT_WEIGHTS,), copy, "e * P, or 0 through the host when both do not fit", STAGE12),
+        term("init/flat_copy", (Moment.INIT_WEIGHTS,), copy, "e * P; 0 where it goes through the host", STAGE12),
         term("buffers/reduce_bucket", bucket_moments,
              buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=settings.overlap_comm),
              "e * reduce_bucket_size * (2 with overlap_comm)", f"{STAGE12} setup_buckets"),
@@ -129,7 +129,8 @@ def _stages_one_two(given: Inputs) -> list[Term]:
 def _full_gradients(given: Inputs) -> list[Term]:
     """Stage 1 holds unreduced gradients: until the end of backward, or through the next micro-batch.
 
-    With overlap_comm each gradient moves into the bucket as it comes, so only accumulation keeps the full set; gradients
+    With overlap_comm each gradient moves into the bucket as it comes, so only accumulation keeps the full set;
+    gradients
     too large for the bucket stay on the ranks that do not own them.
     """
     c, e = given.candidate, given.element_bytes
@@ -184,7 +185,8 @@ def _stage_three(given: Inputs) -> list[Term]:
              "e * min(P, max(max_reuse_distance / passes, max_live_parameters, head))",
              "partitioned_param_coordinator.py (0.19.8), measured"),
         term("gathered/forward_copies", (Moment.FORWARD_END,), gathered.forward_copies_bytes(sizes, settings, e),
-             "e * max(3 * prefetch group, 2 * largest tensor of a layer)", "partition_parameters.py (0.19.8), measured"),
+             "e * max(3 * prefetch group, 2 * largest tensor of a layer)",
+             "partition_parameters.py (0.19.8), measured"),
         term("gathered/backward_copies", (Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER),
              gathered.backward_copies_bytes(sizes, settings, e),
              "e * (prefetch group + largest tensor of a layer)", "partition_parameters.py (0.19.8), measured"),

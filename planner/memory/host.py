@@ -27,7 +27,8 @@ def process_bytes() -> int:
     """One training process without its tensors: interpreter, libraries, CUDA's host side, data loading.
 
     Formula: 4 GiB per rank.
-    Source: a base of 30-40 GB per node of 8 ranks beside 23.2-23.5 bytes per parameter (https://github.com/bigscience-workshop/bigscience and
+    Source: a base of 30-40 GB per node of 8 ranks beside 23.2-23.5 bytes per parameter
+    (https://github.com/bigscience-workshop/bigscience and
     Hugging Face ZeRO-3 offload logs at 25, 52 and 97 B parameters).
     Leaves out: data-loader workers that hold whole datasets.
     """
@@ -38,7 +39,8 @@ def load_copy_bytes(model_elements: int, element_bytes: int) -> int:
     """The copy of the model a rank reads from disk before the engine takes it.
 
     Formula: e * all parameters of the model.
-    Source: transformers 5.24 `from_pretrained` builds the model on the host of every rank; under ZeRO-3 only rank 0 reads
+    Source: transformers 5.24 `from_pretrained` builds the model on the host of every rank; under ZeRO-3 only rank 0
+    reads
     the merged state dict, the others load it on the meta device.
     Leaves out: checkpoints stored in a wider type than they are loaded in.
     """
@@ -49,7 +51,8 @@ def save_copy_bytes(model_elements: int, element_bytes: int) -> int:
     """The 16-bit weights collected for saving.
 
     Formula: e * all parameters of the model.
-    Source: accelerate 1.15 `get_state_dict` clones on every rank at stages 0-2; at stage 3 DeepSpeed collects on rank 0 only.
+    Source: accelerate 1.15 `get_state_dict` clones on every rank at stages 0-2; at stage 3 DeepSpeed collects on
+    rank 0 only.
     Leaves out: the optimizer shards, which are written tensor by tensor.
     """
     return element_bytes * model_elements

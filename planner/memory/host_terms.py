@@ -1,6 +1,7 @@
 """Which bytes are in host memory and on local disk at which moment, per node.
 
-In: the same `Inputs` as for the GPU. Out: terms. Every rank of a node adds its own; pinned blocks are rounded one by one.
+In: the same `Inputs` as for the GPU. Out: terms. Every rank of a node adds its own; pinned blocks are rounded one by
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
 
 EVERY_MOMENT = tuple(Moment)
-PINNING = "deepspeed 0.19.8 offload buffers, pinned by default; rounding by torch/include/ATen/core/CachingHostAllocator.h"
+PINNING = (
+    "deepspeed 0.19.8 offload buffers, pinned by default; rounded in torch/include/ATen/core/CachingHostAllocator.h"
+)
+PAGEABLE = "deepspeed/ops/adam/cpu_adam.py: states made at the first step, pageable"
 
 
 def host_terms(given: Inputs) -> list[Term]:
@@ -20,14 +24,15 @@ def host_terms(given: Inputs) -> list[Term]:
     sharded_load = c.zero is ZeroStage.PARAMETERS
     readers = 1 if sharded_load else ranks
     load_moments = (Moment.LOAD,) if sharded_load else (Moment.LOAD, Moment.INIT_WEIGHTS)
-    fallback = _flatten_through_host_bytes(given)
     terms = [
-        _term("host/process", EVERY_MOMENT, ranks * host.process_bytes(), "4 GiB per rank", "base per node seen in ZeRO-3 offload logs"),
+        _term("host/process", EVERY_MOMENT, ranks * host.process_bytes(),
+              "4 GiB per rank", "base per node seen in ZeRO-3 offload logs"),
         _term("load/copy", load_moments, readers * host.load_copy_bytes(given.model_elements, e),
               "e * parameters on rank 0 at stage 3, on every rank below", "transformers 5.24 from_pretrained"),
         _term("save/copy", (Moment.SAVE,), readers * host.save_copy_bytes(given.model_elements, e),
               "e * parameters on rank 0 at stage 3, on every rank below", "accelerate 1.15 get_state_dict"),
-        _term("init/flatten", (Moment.INIT_WEIGHTS,), ranks * fallback, "2 * e * P per rank, when the GPU cannot hold both copies",
+        _term("init/flatten", (Moment.INIT_WEIGHTS,), ranks * _flatten_through_host_bytes(given),
+              "2 * e * P per rank, when the GPU cannot hold both copies",
               "deepspeed/runtime/zero/stage_1_and_2.py flatten_on_accelerator"),
     ]  # fmt: skip
     if c.offload is Offload.NONE:
@@ -39,74 +44,95 @@ def host_terms(given: Inputs) -> list[Term]:
     return [*terms, *_offloaded_one_two(given)]
 
 
-def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str, *, pinned: bool = False) -> Term:
-    return Term(name=name, device=Device.HOST, moments=moments, size_bytes=size_bytes, formula=formula, source=source, pinned=pinned)
+def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str) -> Term:
+    """A pageable amount on the host."""
+    return Term(name=name, device=Device.HOST, moments=moments, size_bytes=size_bytes, formula=formula, source=source)
+
+
+def _pinned(name: str, moments: tuple[Moment, ...], given: Inputs, size_bytes: int, formula: str) -> Term:
+    """One page-locked block per rank of the node; unrounded when memory is not pinned."""
+    pin = given.candidate.settings.pin_memory
+    total = given.ranks_per_node * host.pinned_bytes(size_bytes, pin_memory=pin)
+    return Term(
+        name=name, device=Device.HOST, moments=moments, size_bytes=total, formula=formula, source=PINNING, pinned=pin
+    )
 
 
 def _flatten_through_host_bytes(given: Inputs) -> int:
     """Per rank: weights copied to the host and their flat buffer, when the GPU cannot hold both copies."""
     c, p, e = given.candidate, given.sizes.total, given.element_bytes
-    if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS) or transients.flatten_copy_bytes(p, e, given.capacity_bytes):
+    if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS):
         return 0
-    return 2 * e * p
+    return 0 if transients.flatten_copy_bytes(p, e, given.capacity_bytes) else 2 * e * p
+
+
+def _share(given: Inputs) -> int:
+    """Elements of one rank's share."""
+    return states.gradient_partition_bytes(given.sizes.total, given.candidate.degrees, 1)
+
+
+def _group(given: Inputs) -> int:
+    """Elements of the largest stage-3 sub-group."""
+    c = given.candidate
+    return transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
 
 
 def _offloaded_one_two(given: Inputs) -> list[Term]:
-    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
-    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
+    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, _share(given)
+    before_pinning = ranks * 4 * share if c.settings.pin_memory else 0
     terms = [
-        _pinned("states/master", FROM_INIT_STATES, ranks, 4 * share, "ranks * p2(4 * P / N)", pin=pin),
-        _pinned("gradients/fp32", FROM_INIT_STATES, ranks, 4 * share, "ranks * p2(4 * P / N)", pin=pin),
-        _pinned("buffers/weights_staging", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
-        _pinned("buffers/largest_gradient", FROM_INIT_STATES, ranks, e * given.sizes.largest_tensor, "ranks * p2(e * largest tensor)", pin=pin),
-        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", "deepspeed/ops/adam/cpu_adam.py (pageable)"),
-        _term("init/before_pinning", (Moment.INIT_STATES,), ranks * 4 * share if pin else 0, "ranks * 4 * P / N", PINNING),
+        _pinned("states/master", FROM_INIT_STATES, given, 4 * share, "ranks * p2(4 * P / N)"),
+        _pinned("gradients/fp32", FROM_INIT_STATES, given, 4 * share, "ranks * p2(4 * P / N)"),
+        _pinned("buffers/weights_staging", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
+        _pinned("buffers/largest_gradient", FROM_INIT_STATES, given, e * given.sizes.largest_tensor,
+                "ranks * p2(e * largest tensor)"),
+        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", PAGEABLE),
+        _term("init/before_pinning", (Moment.INIT_STATES,), before_pinning, "ranks * 4 * P / N", PINNING),
     ]  # fmt: skip
     if c.accumulation > 1:
-        terms.append(_pinned("gradients/accumulated", TRAINING, ranks, e * share, "ranks * p2(e * P / N)", pin=pin))
+        terms.append(_pinned("gradients/accumulated", TRAINING, given, e * share, "ranks * p2(e * P / N)"))
     return terms
 
 
 def _offloaded_stage_three(given: Inputs) -> list[Term]:
-    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
-    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
-    group = transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
+    c, e, ranks, share, group = given.candidate, given.element_bytes, given.ranks_per_node, _share(given), _group(given)
     full_groups, rest = divmod(share, group)
+    pin = c.settings.pin_memory
     gradient = full_groups * host.pinned_bytes(4 * group, pin_memory=pin) + host.pinned_bytes(4 * rest, pin_memory=pin)
+    fp32_gradients = Term(
+        name="gradients/fp32", device=Device.HOST, moments=FROM_INIT_STATES, size_bytes=ranks * gradient,
+        formula="ranks * sum over sub-groups of p2(4 * S)", source=PINNING, pinned=pin,
+    )  # fmt: skip
     terms = [
-        _term("states/master", FROM_INIT_STATES, ranks * 4 * share, "ranks * 4 * P / N", "deepspeed/runtime/zero/stage3.py (pageable)"),
-        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", "deepspeed/ops/adam/cpu_adam.py (pageable)"),
-        _term("gradients/fp32", FROM_INIT_STATES, ranks * gradient, "ranks * sum over sub-groups of p2(4 * S)", PINNING, pinned=pin),
-        _pinned("gradients/partition", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
-        _term("init/defragment", (Moment.INIT_WEIGHTS,), ranks * e * share, "ranks * e * P / N", "deepspeed/runtime/zero/utils.py defragment"),
+        fp32_gradients,
+        _term("states/master", FROM_INIT_STATES, ranks * 4 * share, "ranks * 4 * P / N",
+              "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, pageable"),
+        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", PAGEABLE),
+        _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
+        _term("init/defragment", (Moment.INIT_WEIGHTS,), ranks * e * share, "ranks * e * P / N",
+              "deepspeed/runtime/zero/utils.py defragment"),
     ]  # fmt: skip
     if c.offload is Offload.OPTIMIZER_AND_PARAMS:
-        terms.append(_pinned("states/weights", (Moment.LOAD, Moment.INIT_WEIGHTS, *FROM_INIT_STATES), ranks, e * share,
-                             "ranks * p2(e * P / N)", pin=pin))  # fmt: skip
+        since_load = (Moment.LOAD, Moment.INIT_WEIGHTS, *FROM_INIT_STATES)
+        terms.append(_pinned("states/weights", since_load, given, e * share, "ranks * p2(e * P / N)"))
     return terms
 
 
 def _nvme(given: Inputs) -> list[Term]:
-    c, e, ranks, pin = given.candidate, given.element_bytes, given.ranks_per_node, given.candidate.settings.pin_memory
-    share = states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
-    group = transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
-    parameter_buffer = max(host.NVME_PARAM_BUFFER_ELEMENTS, -(-given.sizes.largest_tensor // c.degrees.dp))
+    e, share, group = given.element_bytes, _share(given), _group(given)
+    largest_shard = -(-given.sizes.largest_tensor // given.candidate.degrees.dp)
+    parameter_buffer = max(host.NVME_PARAM_BUFFER_ELEMENTS, largest_shard)
     on_disk = Term(
-        name="states/nvme", device=Device.DISK, moments=FROM_INIT_STATES, size_bytes=ranks * (16 + e) * share,
+        name="states/nvme", device=Device.DISK, moments=FROM_INIT_STATES,
+        size_bytes=given.ranks_per_node * (16 + e) * share,
         formula="ranks * (16 + e) * P / N: fp32 weights, momentum, variance, gradients; 16-bit weights",
         source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
     )  # fmt: skip
     return [
         on_disk,
-        _pinned("gradients/partition", FROM_INIT_STATES, ranks, e * share, "ranks * p2(e * P / N)", pin=pin),
-        _pinned("buffers/nvme_parameters", FROM_INIT_STATES, ranks, host.NVME_PARAM_BUFFERS * e * parameter_buffer,
-                "ranks * p2(buffer_count * buffer_size * e)", pin=pin),
-        _pinned("buffers/nvme_optimizer", FROM_INIT_STATES, ranks, host.NVME_OPTIMIZER_BUFFERS * 4 * group,
-                "ranks * p2(buffer_count * 4 * S)", pin=pin),
+        _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
+        _pinned("buffers/nvme_parameters", FROM_INIT_STATES, given, host.NVME_PARAM_BUFFERS * e * parameter_buffer,
+                "ranks * p2(buffer_count * buffer_size * e)"),
+        _pinned("buffers/nvme_optimizer", FROM_INIT_STATES, given, host.NVME_OPTIMIZER_BUFFERS * 4 * group,
+                "ranks * p2(buffer_count * 4 * S)"),
     ]  # fmt: skip
-
-
-def _pinned(name: str, moments: tuple[Moment, ...], ranks: int, size_bytes: int, formula: str, *, pin: bool) -> Term:
-    """One page-locked block per rank."""
-    total = ranks * host.pinned_bytes(size_bytes, pin_memory=pin)
-    return _term(name, moments, total, formula, PINNING, pinned=pin)

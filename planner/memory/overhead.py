@@ -26,7 +26,8 @@ def context_bytes() -> int:
 def communicator_bytes(degrees: Degrees) -> int:
     """NCCL buffers.
 
-    Formula: 600 MiB for each communicator in use: the world, and two more (data and tensor parallel) where both degrees exceed 1.
+    Formula: 600 MiB for each communicator in use: the world, and two more (data and tensor parallel) where both
+    degrees exceed 1.
     Source: https://github.com/NVIDIA/nccl/issues/964 (544-688 MB each).
     Leaves out: NVLS and tree buffers of large jobs.
     """
@@ -39,7 +40,8 @@ def allocator_slack_bytes(tensor_peak_bytes: int, stage: ZeroStage) -> int:
     """Reserved but unallocated blocks, with expandable segments as dsplan's launch files set them.
 
     Formula: 2 % of the tensor peak for stages 0-2, 4 % for stage 3.
-    Source: reserved over allocated 1.01-1.02 at ZeRO-2, https://github.com/TensorAuto/OpenTau/pull/273; stage 3 gathers vary in size
+    Source: reserved over allocated 1.01-1.02 at ZeRO-2, https://github.com/TensorAuto/OpenTau/pull/273; stage 3
+    gathers vary in size
     (1.09 against 1.23 without expandable segments, https://github.com/deepspeedai/DeepSpeed/issues/3734).
     Leaves out: growth over a run with samples of varying length.
     """

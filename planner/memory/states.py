@@ -37,8 +37,10 @@ def weight_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element
 def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element_bytes: int) -> int:
     """fp32 master weights.
 
-    Formula: 4 * P / N from stage 1, 4 * P at stage 0; 0 for fp32 runs at stages 0 and 3, where the weights are the master.
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `single_partition_of_fp32_groups`, stage3.py `fp32_partitioned_groups_flat` (0.19.8).
+    Formula: 4 * P / N from stage 1, 4 * P at stage 0; 0 for fp32 runs at stages 0 and 3, where the weights are the
+    master.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `single_partition_of_fp32_groups`, stage3.py
+    `fp32_partitioned_groups_flat` (0.19.8).
     Leaves out: nothing known.
     """
     if element_bytes == FP32_BYTES and stage in (ZeroStage.DISABLED, ZeroStage.PARAMETERS):
@@ -70,7 +72,8 @@ def gradient_partition_bytes(rank_elements: int, degrees: Degrees, element_bytes
     """The rank's own share of the reduced gradients.
 
     Formula: e * P / N.
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `grads_in_partition`; stage3.py `grad_partitions_flat_buffer` (0.19.8).
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `grads_in_partition`; stage3.py `grad_partitions_flat_buffer`
+    (0.19.8).
     Leaves out: parameters that straddle a partition boundary, which are kept whole.
     """
     return element_bytes * padded_share(rank_elements, degrees.dp)

@@ -17,7 +17,8 @@ def sub_group_elements(sizes: RankSizes, dp: int, limit: int) -> int:
     """The largest stage-3 sub-group: parameters are collected in order until their shards reach the limit.
 
     Formula: min(P / N, max(limit + largest tensor of a layer / N, largest tensor / N)).
-    Source: deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` (0.19.8): a sub-group is closed once it reaches the limit.
+    Source: deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` (0.19.8): a sub-group is closed once it
+    reaches the limit.
     Leaves out: the split into weight-decay groups, which makes sub-groups smaller.
     """
     closed = max(limit + ceil_div(sizes.layer_largest_tensor, dp), ceil_div(sizes.largest_tensor, dp))

@@ -48,7 +48,9 @@ class Moment(IntEnum):
         return Phase(self.name.split("_")[0].lower())
 
 
-MOMENTS_OF: Mapping[Phase, tuple[Moment, ...]] = {phase: tuple(m for m in Moment if m.phase is phase) for phase in Phase}
+MOMENTS_OF: Mapping[Phase, tuple[Moment, ...]] = {
+    phase: tuple(m for m in Moment if m.phase is phase) for phase in Phase
+}
 
 
 class Device(str, Enum):
@@ -77,7 +79,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Terms and what they add up to. `gpu_overhead_bytes` is what no tensor accounts for (context, communicators, allocator)."""
+    """Terms and what they add up to. `gpu_overhead_bytes` is what no tensor accounts for (context, communicators,
+    allocator)."""
 
     terms: tuple[Term, ...]
     gpu_overhead_bytes: int
@@ -112,7 +115,8 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTerm:
-    """One named share of the step time; `hidden_seconds` is what overlaps with other work and does not add to the step."""
+    """One named share of the step time; `hidden_seconds` is what overlaps with other work and does not add to the
+    step."""
 
     name: str
     seconds: float

@@ -1,4 +1,5 @@
-"""The machine: what a GPU, a link and a cluster are to the planner. Capacities as the driver reports them, never as marketed."""
+"""The machine: what a GPU, a link and a cluster are to the planner. Capacities as the driver reports them, never as
+marketed."""
 
 from __future__ import annotations
 

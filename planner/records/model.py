@@ -54,7 +54,9 @@ class Split(str, Enum):
 class ParameterTensor:
     """One named parameter tensor and how often it occurs in the model."""
 
-    name: str  # path-like with the layer number left out: `layer/attention/q`, `embedding`, `head`, `layer/mlp/expert/up`
+    name: (
+        str  # path-like with the layer number left out: `layer/attention/q`, `embedding`, `head`, `layer/mlp/expert/up`
+    )
     rows: int  # output features; the whole length of a vector
     columns: int  # input features; 1 for a vector
     count: int  # occurrences in the whole model
@@ -107,7 +109,9 @@ class ModelShape:
     shared_ffn_hidden: int = 0
     dense_layers: int = 0
     traits: tuple[tuple[str, Any], ...] = ()  # what one architecture has and no other: read by name through `trait`
-    hf_config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the Hugging Face fields it was read from
+    hf_config: Mapping[str, Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # the Hugging Face fields it was read from
     notes: tuple[str, ...] = ()  # what the reader had to decide, for the list of assumptions
 
     def trait(self, name: str, default: Any = None) -> Any:

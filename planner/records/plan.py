@@ -42,7 +42,8 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A candidate with its numbers. `time` is None when it does not fit: no speed is shown for a plan that cannot run."""
+    """A candidate with its numbers. `time` is None when it does not fit: no speed is shown for a plan that cannot
+    run."""
 
     candidate: Candidate
     verdict: Verdict

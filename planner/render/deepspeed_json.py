@@ -116,10 +116,6 @@ def offload_param_section(model: ModelShape, candidate: Candidate) -> dict[str, 
 
 
 def nvme_buffer_elements(model: ModelShape, degrees: Degrees) -> int:
-    """Elements of one staging buffer: the largest parameter shard has to fit into one, or the engine stops.
-
-    Experts count as one parameter, for transformers stacks those of a layer.
-    """
-    stacked_experts = model.experts * 2 * model.expert_ffn_hidden * model.hidden
-    shard = ceil_div(max(largest_tensor_numel(model, degrees.tp), stacked_experts), degrees.dp)
+    """Elements of one staging buffer: the largest parameter shard has to fit into one, or the engine stops."""
+    shard = ceil_div(largest_tensor_numel(model, degrees.tp), degrees.dp)
     return max(NVME_BUFFER_ELEMENTS, ceil_div(shard, AIO_ALIGNMENT_ELEMENTS) * AIO_ALIGNMENT_ELEMENTS)

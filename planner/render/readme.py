@@ -59,7 +59,7 @@ def chosen(candidate: Candidate, best: Mapping[str, Any]) -> str:
         "tensor parallel": f"{tp}, data parallel {dp}" if tp > 1 else f"no, data parallel {dp}",
         "activation checkpointing": "every layer" if candidate.checkpointing is Checkpointing.FULL else "no",
         "offload": OFFLOADS[candidate.offload],
-        "batch": f"{candidate.micro_batch} samples per {group} x {candidate.accumulation} accumulation x {dp} "
+        "batch": f"micro-batch {candidate.micro_batch} per {group} x {candidate.accumulation} accumulation x {dp} "
         f"= {candidate.global_batch} samples a step",
         "precision": best["precision"],
         "GPU memory": f"{peak}, fullest in {gpu['limiting_phase']} ({best['verdict']})",

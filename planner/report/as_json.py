@@ -196,5 +196,3 @@ def cost_document(cluster: Cluster, time: TimeEstimate) -> dict[str, Any] | None
         return None
     per_token = cluster.usd_per_hour / 3600 / time.tokens_per_second
     return {"usd_per_hour": cluster.usd_per_hour, "usd_per_billion_tokens": per_token * 1e9}
-
-

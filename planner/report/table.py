@@ -17,7 +17,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozens
     widths = [max(len(cell) for cell in column) for column in columns]
 
     def line(row: Sequence[str]) -> str:
-        cells = (cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         return "  ".join(cells).rstrip()
 
     return [line(row) for row in (header, *rows)]

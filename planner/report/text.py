@@ -1,4 +1,5 @@
-"""The terminal answer: verdict, chosen plan, the best plans side by side, a memory bar, what was rejected, what was assumed.
+"""The terminal answer: verdict, chosen plan, the best plans side by side, a memory bar, what was rejected, what was
+assumed.
 
 In: `Plan`. Out: lines of at most 80 columns, readable without colour and in a pipe.
 """
@@ -34,7 +35,15 @@ def plan_text(plan: Plan) -> str:
     shown = best_of_each_strategy(plan.ranked)[: request.top]
     lines = [*_heading(request)]
     if shown:
-        lines += ["", *_chosen(request, shown[0]), "", *_plans_table(request, shown), *_speed_note(shown), "", *_memory_bar(request, shown[0])]
+        lines += [
+            "",
+            *_chosen(request, shown[0]),
+            "",
+            *_plans_table(request, shown),
+            *_speed_note(shown),
+            "",
+            *_memory_bar(request, shown[0]),
+        ]
     else:
         lines += ["", *_nothing_fits(plan)]
     lines += ["", *_rejected(plan)]
@@ -63,11 +72,16 @@ def _heading(request: Request) -> list[str]:
     cluster, model, work = request.cluster, request.model, request.workload
     nodes = f"{cluster.nodes} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else f"{cluster.gpus_per_node}"
     size = f"{parameter_count(model) / 1e9:.3f} B parameters"
-    ram = "host RAM unknown" if cluster.host_memory_bytes is None else f"host RAM {cluster.host_memory_bytes / GIB:.0f} GiB a node"
-    return [
-        *wrapped(f"{model.name} ({size}), full fine-tuning in {work.precision.value}, {work.seq_len} tokens a sample", indent="       ", first="model  "),
-        *wrapped(f"{nodes} x {cluster.gpu.name} ({gib_text(cluster.gpu.memory_bytes, digits=2)} usable), {ram}", indent="       ", first="on     "),
-    ]  # fmt: skip
+    ram = (
+        "host RAM unknown"
+        if cluster.host_memory_bytes is None
+        else f"host RAM {cluster.host_memory_bytes / GIB:.0f} GiB a node"
+    )
+    job = f"{model.name} ({size}), full fine-tuning in {work.precision.value}, {work.seq_len} tokens a sample"
+    usable = gib_text(cluster.gpu.memory_bytes, digits=2)
+    place = f"{nodes} x {cluster.gpu.name} ({usable} usable), {ram}"
+    indent = " " * len("model  ")
+    return [*wrapped(job, indent=indent, first="model  "), *wrapped(place, indent=indent, first="on     ")]
 
 
 def _chosen(request: Request, evaluation: Evaluation) -> list[str]:
@@ -99,28 +113,28 @@ def short_label(candidate: Candidate) -> str:
 
 
 def _plans_table(request: Request, shown: Sequence[Evaluation]) -> list[str]:
-    header = ("#", "plan", "GiB", "free", "host", "tok/s", "range", "MFU", "vs 1")
-    best = shown[0].time
-    rows = []
-    for i, e in enumerate(shown, 1):
-        mark = "*" if e.verdict is Verdict.BORDERLINE else ""
-        used, time = e.memory.gpu_total_bytes, e.time
-        if time is None or best is None:
-            continue
-        per_gpu, error = time.tokens_per_second_per_gpu, time.relative_error
-        rows.append(
-            (
-                f"{i}{mark}", short_label(e.candidate), f"{used / GIB:.1f}",
-                f"{(request.cluster.gpu.memory_bytes - used) / GIB:.1f}", f"{e.memory.peak_bytes(Device.HOST) / GIB:.0f}",
-                f"{per_gpu:,.0f}", f"{_short(per_gpu * (1 - error))}-{_short(per_gpu * (1 + error))}", f"{time.mfu:.0%}",
-                "" if i == 1 else f"{time.tokens_per_second / best.tokens_per_second - 1:+.0%}",
-            )
-        )  # fmt: skip
+    """One row a plan; the column of ranges gives way where long labels need the room."""
+    header: list[str] = ["#", "plan", "GiB", "free", "host", "tok/s", "range", "MFU", "vs 1"]
+    rows = [_plan_row(request, shown[0], evaluation, rank) for rank, evaluation in enumerate(shown, 1)]
     lines = table(header, rows, left=frozenset({0, 1}))
     if max(map(len, lines)) > WIDTH:
-        rows = [(*row[:6], *row[7:]) for row in rows]
-        lines = table((*header[:6], *header[7:]), rows, left=frozenset({0, 1}))
+        at = header.index("range")
+        lines = table(header[:at] + header[at + 1 :], [r[:at] + r[at + 1 :] for r in rows], left=frozenset({0, 1}))
     return ["best plans (GiB and tokens/s of one GPU, host GiB of one node)", *lines]
+
+
+def _plan_row(request: Request, best: Evaluation, evaluation: Evaluation, rank: int) -> list[str]:
+    memory, time = evaluation.memory, evaluation.time
+    mark = "*" if evaluation.verdict is Verdict.BORDERLINE else ""
+    sizes = (memory.gpu_total_bytes, request.cluster.gpu.memory_bytes - memory.gpu_total_bytes)
+    row = [f"{rank}{mark}", short_label(evaluation.candidate), *(f"{size / GIB:.1f}" for size in sizes)]
+    row.append(f"{memory.peak_bytes(Device.HOST) / GIB:.0f}")
+    if time is None or best.time is None:
+        return [*row, "", "", "", ""]
+    per_gpu, error = time.tokens_per_second_per_gpu, time.relative_error
+    against = "" if rank == 1 else f"{time.tokens_per_second / best.time.tokens_per_second - 1:+.0%}"
+    band = f"{_short(per_gpu * (1 - error))}-{_short(per_gpu * (1 + error))}"
+    return [*row, f"{per_gpu:,.0f}", band, f"{time.mfu:.0%}", against]
 
 
 def _short(number: float) -> str:
@@ -140,12 +154,18 @@ def _speed_note(shown: Sequence[Evaluation]) -> list[str]:
 def _memory_bar(request: Request, evaluation: Evaluation) -> list[str]:
     phase = evaluation.memory.limiting_phase(Device.GPU)
     capacity = request.cluster.gpu.memory_bytes
-    rows = [*components(evaluation, phase), ("overhead (context, NCCL, allocator)", evaluation.memory.gpu_overhead_bytes)]
+    rows = [
+        *components(evaluation, phase),
+        ("overhead (context, NCCL, allocator)", evaluation.memory.gpu_overhead_bytes),
+    ]
     left = capacity - evaluation.memory.gpu_total_bytes
     if left > 0:
         rows.append(("free", left))
     lines = [f"GPU memory in {PHASE_WORDS[phase]}, plan 1"]
-    cells = [(name, f"{size / GIB:.1f}", ("." * len(bar(size / capacity)) if name == "free" else bar(size / capacity))) for name, size in rows]
+    cells = [
+        (name, f"{size / GIB:.1f}", ("." * len(bar(size / capacity)) if name == "free" else bar(size / capacity)))
+        for name, size in rows
+    ]
     body = table(("", "GiB", ""), cells, left=frozenset({0, 2}))[1:]
     return [*lines, *(f"  {line}" for line in body)]
 

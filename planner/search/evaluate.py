@@ -49,7 +49,14 @@ def evaluate(request: Request, candidate: Candidate, constants: SpeedConstants) 
         needed = needed_bytes(memory, device)
         if available is not None and needed > available:
             detail = _overflow_text(request, memory, device, available)
-            return Rejection(candidate=candidate, rule=RULE_OF[device], detail=detail, needed=needed, available=available, memory=memory)
+            return Rejection(
+                candidate=candidate,
+                rule=RULE_OF[device],
+                detail=detail,
+                needed=needed,
+                available=available,
+                memory=memory,
+            )
     verdict = Verdict.FITS if memory.gpu_total_bytes <= usable_gpu_bytes(request, candidate) else Verdict.BORDERLINE
     time = time_estimate(request.model, request.cluster, request.workload, candidate, constants=constants)
     return Evaluation(candidate=candidate, verdict=verdict, limit=tightest(request, memory), memory=memory, time=time)
@@ -85,7 +92,11 @@ def tightest(request: Request, memory: MemoryEstimate) -> Limit:
 def _overflow_text(request: Request, memory: MemoryEstimate, device: Device, available: int) -> str:
     """Every phase that overflows, with its need, in the order of the run."""
     extra = memory.gpu_overhead_bytes if device is Device.GPU else 0
-    over = {phase: memory.phase_bytes(device, phase) + extra for phase in Phase if memory.phase_bytes(device, phase) + extra > available}
+    over = {
+        phase: memory.phase_bytes(device, phase) + extra
+        for phase in Phase
+        if memory.phase_bytes(device, phase) + extra > available
+    }
     needs = ", ".join(f"{PHASE_WORDS[phase]} {gib_text(need)}" for phase, need in over.items())
     place = {Device.GPU: request.cluster.gpu.name, Device.HOST: "a node's RAM", Device.DISK: "a node's NVMe"}[device]
     return f"does not fit the {gib_text(available)} of {place}: {needs}"

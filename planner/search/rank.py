@@ -5,7 +5,7 @@ In: evaluations in any order. Out: the same, best first, independent of the orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 
 from planner.records.candidate import Candidate, Checkpointing, Offload
@@ -19,7 +19,14 @@ OFFLOAD_ORDER = tuple(Offload)
 def simplicity(evaluation: Evaluation) -> tuple[int, ...]:
     """Lower stage, smaller tp, less offload, no recomputation, smaller micro-batch."""
     c = evaluation.candidate
-    return (int(c.zero), c.degrees.tp, OFFLOAD_ORDER.index(c.offload), int(c.checkpointing is Checkpointing.FULL), c.micro_batch, c.accumulation)
+    return (
+        int(c.zero),
+        c.degrees.tp,
+        OFFLOAD_ORDER.index(c.offload),
+        int(c.checkpointing is Checkpointing.FULL),
+        c.micro_batch,
+        c.accumulation,
+    )
 
 
 def score(objective: Objective) -> Callable[[Evaluation], float]:
@@ -39,10 +46,15 @@ def ranked(evaluations: Iterable[Evaluation], objective: Objective) -> tuple[Eva
         while left:
             best = value(left[0])
             floor = best - abs(best) * TIE
-            winner = min(takewhile(lambda e, floor=floor: value(e) >= floor, left), key=simplicity)
+            winner = min(_at_least(left, value, floor), key=simplicity)
             ordered.append(winner)
             left.remove(winner)
     return tuple(ordered)
+
+
+def _at_least(ordered: list[Evaluation], value: Callable[[Evaluation], float], floor: float) -> Iterator[Evaluation]:
+    """The leading evaluations of a descending list that reach `floor`."""
+    return takewhile(lambda evaluation: value(evaluation) >= floor, ordered)
 
 
 def strategy_key(candidate: Candidate) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """When nothing fits: the smallest changes of the request that would.
 
-In: a request without a plan, speed constants. Out: `Remedy` records in the order of their price: changes of the loss and
+In: a request without a plan, speed constants. Out: `Remedy` records in the order of their price: changes of the loss
+and
 the sequence first, then wider axes, then hardware. Each one is searched again at micro-batch 1, so each really fits.
 """
 
@@ -21,7 +22,9 @@ from planner.units import GIB
 SHORTEST_SEQUENCE = 256
 MOST_GROWTH = 64
 MOST_REMEDIES = 4
-WHOLE_AXES = Axes(zero=tuple(ZeroStage), tp=(1, 2, 4, 8), checkpointing=tuple(Checkpointing), offload=tuple(Offload), micro_batch=None)
+WHOLE_AXES = Axes(
+    zero=tuple(ZeroStage), tp=(1, 2, 4, 8), checkpointing=tuple(Checkpointing), offload=tuple(Offload), micro_batch=None
+)
 
 Change = tuple[str, tuple[tuple[str, object], ...], Request]
 
@@ -60,32 +63,37 @@ def _best_at_smallest_batch(request: Request, constants: SpeedConstants) -> Eval
 
 def _fused_loss(request: Request) -> Iterator[Change]:
     if request.workload.loss is Loss.STANDARD:
-        yield "fuse head and loss, so that logits are never whole", (("loss", "fused"),), replace(
-            request, workload=replace(request.workload, loss=Loss.FUSED)
+        yield (
+            "fuse head and loss, so that logits are never whole",
+            (("loss", "fused"),),
+            replace(request, workload=replace(request.workload, loss=Loss.FUSED)),
         )
 
 
 def _free_axes(request: Request) -> Iterator[Change]:
     """Axes the user pinned, freed one at a time."""
     axes = request.axes
-    options: tuple[tuple[str, str, object], ...] = (
-        ("allow activation checkpointing", "checkpointing", WHOLE_AXES.checkpointing),
-        ("allow a smaller micro-batch", "micro_batch", (1,)),
-        ("allow every ZeRO stage", "zero", WHOLE_AXES.zero),
-        ("allow offload", "offload", WHOLE_AXES.offload),
-        ("allow tensor parallelism", "tp", tuple(t for t in WHOLE_AXES.tp if t <= request.cluster.gpus_per_node)),
+    degrees = tuple(t for t in WHOLE_AXES.tp if t <= request.cluster.gpus_per_node)
+    options: tuple[tuple[str, str, Axes], ...] = (
+        ("allow activation checkpointing", "checkpointing", replace(axes, checkpointing=WHOLE_AXES.checkpointing)),
+        ("allow a smaller micro-batch", "micro_batch", replace(axes, micro_batch=(1,))),
+        ("allow every ZeRO stage", "zero", replace(axes, zero=WHOLE_AXES.zero)),
+        ("allow offload", "offload", replace(axes, offload=WHOLE_AXES.offload)),
+        ("allow tensor parallelism", "tp", replace(axes, tp=degrees)),
     )
     for change, name, wider in options:
-        if getattr(axes, name) not in (None, wider):
-            words = [getattr(v, "value", v) for v in wider] if isinstance(wider, tuple) else wider
-            yield change, ((name, words),), replace(request, axes=replace(axes, **{name: wider}))
+        if getattr(axes, name) not in (None, getattr(wider, name)):
+            words = [getattr(value, "value", value) for value in getattr(wider, name)]
+            yield change, ((name, words),), replace(request, axes=wider)
 
 
 def _shorter(request: Request) -> Iterator[Change]:
     length = request.workload.seq_len // 2
     while length >= SHORTEST_SEQUENCE:
-        yield f"shorten samples to {length} tokens", (("seq_len", length),), replace(
-            request, workload=replace(request.workload, seq_len=length)
+        yield (
+            f"shorten samples to {length} tokens",
+            (("seq_len", length),),
+            replace(request, workload=replace(request.workload, seq_len=length)),
         )
         length //= 2
 
@@ -96,8 +104,10 @@ def _more_host_memory(request: Request) -> Iterator[Change]:
         return
     for gib in (256, 512, 768, 1024, 1536, 2048, 3072, 4096):
         if gib * GIB > known:
-            yield f"use nodes with {gib} GiB of RAM", (("host_ram", gib),), replace(
-                request, cluster=replace(request.cluster, host_memory_bytes=gib * GIB)
+            yield (
+                f"use nodes with {gib} GiB of RAM",
+                (("host_ram", gib),),
+                replace(request, cluster=replace(request.cluster, host_memory_bytes=gib * GIB)),
             )
 
 
@@ -113,5 +123,11 @@ def _more_nodes(request: Request) -> Iterator[Change]:
             nodes *= 2
         text = f"{nodes}x{per_node}x{cluster.gpu.name}" if nodes > 1 else f"{per_node}x{cluster.gpu.name}"
         price = None if cluster.usd_per_hour is None else cluster.usd_per_hour * per_node * nodes / cluster.world_size
-        grown = replace(cluster, gpus_per_node=per_node, nodes=nodes, network_bytes_per_s=network if nodes > 1 else None, usd_per_hour=price)
+        grown = replace(
+            cluster,
+            gpus_per_node=per_node,
+            nodes=nodes,
+            network_bytes_per_s=network if nodes > 1 else None,
+            usd_per_hour=price,
+        )
         yield f"use {per_node * nodes} GPUs ({text})", (("gpus", text),), replace(request, cluster=grown)

@@ -1,6 +1,7 @@
 """Which strategies are legal, whatever memory says: one named rule each.
 
-In: a request and a candidate. Out: a `Breach` (rule name, sentence, needed, available) or None. Enums keep each rule said once.
+In: a request and a candidate. Out: a `Breach` (rule name, sentence, needed, available) or None. Enums keep each rule
+said once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def tp_within_node(request: Request, candidate: Candidate) -> Breach | None:
     tp, per_node = candidate.degrees.tp, request.cluster.gpus_per_node
     if tp <= per_node and per_node % tp == 0:
         return None
-    return Breach(rule="tp-within-node", detail=f"tp {tp} does not fit evenly into a node of {per_node} GPUs", needed=tp, available=per_node)
+    return Breach(
+        rule="tp-within-node",
+        detail=f"tp {tp} does not fit evenly into a node of {per_node} GPUs",
+        needed=tp,
+        available=per_node,
+    )
 
 
 def tp_divides_heads(request: Request, candidate: Candidate) -> Breach | None:
@@ -82,10 +88,10 @@ def global_batch_divides(request: Request, candidate: Candidate) -> Breach | Non
     wanted = request.workload.global_batch
     if wanted is None or candidate.global_batch == wanted:
         return None
-    per_step = candidate.micro_batch * candidate.degrees.dp
-    if request.workload.accumulation is not None:
-        per_step *= request.workload.accumulation
-    detail = f"a global batch of {wanted} is not a multiple of {per_step} (micro-batch x dp{' x accumulation' if request.workload.accumulation else ''})"
+    pinned = request.workload.accumulation
+    per_step = candidate.micro_batch * candidate.degrees.dp * (pinned or 1)
+    factors = "micro-batch x dp x accumulation" if pinned else "micro-batch x dp"
+    detail = f"a global batch of {wanted} is not a multiple of {per_step} ({factors})"
     return Breach(rule="global-batch", detail=detail, needed=per_step, available=wanted)
 
 

@@ -2,7 +2,8 @@
 
 In: a request. Out: strategies (candidates with micro-batch 1) and, for one strategy, the micro-batches to try.
 
-A strategy is a point of ZeRO stage x tensor-parallel degree x checkpointing x offload: at most 4 x 4 x 2 x 4 of them, so
+A strategy is a point of ZeRO stage x tensor-parallel degree x checkpointing x offload: at most 4 x 4 x 2 x 4 of
+them, so
 the product is walked whole, without pruning. Micro-batches that were pinned are all tried; with a global batch, all its
 divisors; otherwise powers of two up to the largest that fits, and that one (search/evaluate.py finds it).
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from planner.records.candidate import Candidate, Degrees
 from planner.records.request import Request
 from planner.search.settings import default_settings
+from planner.units import divisors
 
 LARGEST_MICRO_BATCH = 1024
 
@@ -43,18 +45,12 @@ def micro_batches(request: Request, dp: int) -> tuple[int, ...] | None:
     allowed = request.axes.micro_batch
     if request.workload.accumulation is not None:
         per_sample = dp * request.workload.accumulation
-        found = (wanted // per_sample,) if wanted % per_sample == 0 else ()
+        found: tuple[int, ...] = (wanted // per_sample,) if wanted % per_sample == 0 else ()
     elif wanted % dp:
         found = ()
     else:
         found = divisors(wanted // dp)
     return tuple(m for m in found if m <= LARGEST_MICRO_BATCH and (allowed is None or m in allowed))
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def accumulation_for(request: Request, dp: int, micro_batch: int) -> int:

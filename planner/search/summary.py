@@ -38,7 +38,13 @@ def nearest_misses(plan: Plan, *, limit: int = NEAREST) -> tuple[Rejection, ...]
 
 def _distance(rejection: Rejection) -> tuple[float, ...]:
     c = rejection.candidate
-    return (rejection.needed / max(1, rejection.available), OFFLOAD_ORDER.index(c.offload), int(c.zero), c.degrees.tp, c.micro_batch)
+    return (
+        rejection.needed / max(1, rejection.available),
+        OFFLOAD_ORDER.index(c.offload),
+        int(c.zero),
+        c.degrees.tp,
+        c.micro_batch,
+    )
 
 
 def rejection_evaluation(request: Request, rejection: Rejection) -> Evaluation:

@@ -30,20 +30,29 @@ class Pinned:
 
 
 def read(path: Any, *, world_size: int, hidden: int) -> Pinned:
-    """Read the file; raises PlannerError when it cannot be read, is no DeepSpeed JSON, or holds what dsplan cannot plan."""
+    """Read the file; raises PlannerError when it cannot be read, is no DeepSpeed JSON, or holds what dsplan cannot
+    plan."""
     document = _load(str(path))
     zero = _section(document, "zero_optimization")
     stage = ZeroStage(_integer(zero, "stage", 0, path="$.zero_optimization.stage", highest=3))
     notes: list[str] = []
     fields: dict[str, Any] = {
         "zero": int(stage),
-        "tp": max(1, _integer(_section(document, "tensor_parallel"), "autotp_size", 1, path="$.tensor_parallel.autotp_size")),
+        "tp": max(
+            1, _integer(_section(document, "tensor_parallel"), "autotp_size", 1, path="$.tensor_parallel.autotp_size")
+        ),
         "offload": _offload(zero).value,
         "precision": _precision(document, notes),
     }
     if world_size % fields["tp"]:
-        raise PlannerError(f"`$.tensor_parallel.autotp_size` {fields['tp']} does not divide {world_size} GPUs", hint="change the file or the cluster")
-    for key, name in (("train_micro_batch_size_per_gpu", "micro_batch"), ("gradient_accumulation_steps", "accumulation")):
+        raise PlannerError(
+            f"`$.tensor_parallel.autotp_size` {fields['tp']} does not divide {world_size} GPUs",
+            hint="change the file or the cluster",
+        )
+    for key, name in (
+        ("train_micro_batch_size_per_gpu", "micro_batch"),
+        ("gradient_accumulation_steps", "accumulation"),
+    ):
         value = document.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             fields[name] = value
@@ -59,7 +68,10 @@ def _micro_from_total(document: Mapping[str, Any], fields: dict[str, Any], world
     if isinstance(total, int) and "micro_batch" not in fields:
         per_gpu = total // (world_size * fields.get("accumulation", 1))
         if per_gpu < 1:
-            raise PlannerError(f"`$.train_batch_size` {total} is below one sample for each of {world_size} GPUs", hint="change the file or the cluster")
+            raise PlannerError(
+                f"`$.train_batch_size` {total} is below one sample for each of {world_size} GPUs",
+                hint="change the file or the cluster",
+            )
         fields["micro_batch"] = per_gpu
 
 
@@ -92,7 +104,12 @@ def _integer(section: Mapping[str, Any], key: str, default: int, *, path: str, h
     value = section.get(key, default)
     if value == "auto" or value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or not 0 <= value <= highest:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or value != int(value)
+        or not 0 <= value <= highest
+    ):
         raise PlannerError(f"`{path}` is `{value}`, not a whole number from 0 to {highest}", hint="correct the file")
     return int(value)
 
@@ -108,14 +125,19 @@ def _offload(zero: Mapping[str, Any]) -> Offload:
         if (offload.optimizer_device, offload.param_device) == (optimizer, parameters):
             return offload
     known = "none, optimizer to cpu, optimizer and parameters to cpu, both to nvme"
-    raise PlannerError(f"offload of optimizer to `{optimizer}` with parameters on `{parameters}` is not modelled", hint=f"modelled: {known}")
+    raise PlannerError(
+        f"offload of optimizer to `{optimizer}` with parameters on `{parameters}` is not modelled",
+        hint=f"modelled: {known}",
+    )
 
 
 def _precision(document: Mapping[str, Any], notes: list[str]) -> str:
     bf16 = _section(document, "bf16" if "bf16" in document else "bfloat16").get("enabled", False)
     fp16 = _section(document, "fp16").get("enabled", False)
     if bf16 is True and fp16 is True:
-        raise PlannerError("both `$.bf16.enabled` and `$.fp16.enabled` are true", hint="DeepSpeed refuses such a file; keep one")
+        raise PlannerError(
+            "both `$.bf16.enabled` and `$.fp16.enabled` are true", hint="DeepSpeed refuses such a file; keep one"
+        )
     if bf16 is True:
         return "bf16"
     if fp16 is True:

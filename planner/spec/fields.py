@@ -57,12 +57,18 @@ def integers(name: str, value: Any, *, lowest: int, highest: int) -> tuple[int, 
         first, dash, last = text.partition("-")
         bounds = (first, last if dash else first)
         if not all(bound.strip().isdecimal() and len(bound.strip()) < 19 for bound in bounds):
-            raise PlannerError(f"`{flag(name)} {value}` is no list of whole numbers", hint=f"write it as `{flag(name)} {lowest}`, `2,3` or `1-8`")
+            raise PlannerError(
+                f"`{flag(name)} {value}` is no list of whole numbers",
+                hint=f"write it as `{flag(name)} {lowest}`, `2,3` or `1-8`",
+            )
         low, high = int(bounds[0]), int(bounds[1])
         if low > high:
             raise PlannerError(f"`{text}` runs backwards", hint=f"`{high}-{low}`")
         if low < lowest or high > highest:
-            raise PlannerError(f"`{flag(name)} {text}` is outside {lowest} to {highest}", hint=f"the values of this axis are {lowest} to {highest}")
+            raise PlannerError(
+                f"`{flag(name)} {text}` is outside {lowest} to {highest}",
+                hint=f"the values of this axis are {lowest} to {highest}",
+            )
         if high - low >= MAX_LISTED:
             raise PlannerError(f"`{flag(name)} {text}` lists more than {MAX_LISTED} values", hint="narrow the range")
         found.update(range(low, high + 1))
@@ -81,7 +87,9 @@ def choice(kind: type[Choice], name: str, value: Any, *, also: tuple[str, ...] =
         if member.value == text:
             return member
     near = nearest(text, known)
-    hint = f"did you mean `{near[0]}`? the values are {', '.join(known)}" if near else f"the values are {', '.join(known)}"
+    hint = (
+        f"did you mean `{near[0]}`? the values are {', '.join(known)}" if near else f"the values are {', '.join(known)}"
+    )
     raise PlannerError(f"`{flag(name)} {value}` is not a value of this flag", hint=hint)
 
 

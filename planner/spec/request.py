@@ -19,6 +19,7 @@ from planner.spec import ds_config
 from planner.spec.cluster import parse_cluster
 from planner.spec.fields import MAX_MICRO_BATCH, choice, choices, integers, positive, share
 from planner.spec.model import resolve_model
+from planner.units import divisors
 
 DEFAULT_SEQ_LEN = 2048
 DEFAULT_MARGIN = 0.05
@@ -48,7 +49,11 @@ def build_request(fields: Mapping[str, Any]) -> Request:
     model = resolve_model(str(given["model"]))
     host_ram = positive("host_ram", given["host_ram"]) if "host_ram" in given else None
     cluster = parse_cluster(str(given["gpus"]), host_ram_gib=host_ram)
-    pinned = ds_config.read(given["config"], world_size=cluster.world_size, hidden=model.hidden) if "config" in given else None
+    pinned = (
+        ds_config.read(given["config"], world_size=cluster.world_size, hidden=model.hidden)
+        if "config" in given
+        else None
+    )
     if pinned is not None:
         given = _merge(given, pinned.fields)
     workload = _workload(given, model, cluster)
@@ -135,30 +140,39 @@ def _precision(value: Any, cluster: Cluster) -> Precision:
         raise PlannerError("`--precision pure-bf16` is not modelled yet", hint="bf16, fp16 and fp32 are")
     precision = choice(Precision, "precision", value, also=("auto",))
     if precision is Precision.BF16 and not cluster.gpu.has_bf16:
-        raise PlannerError(f"`{cluster.gpu.name}` has no bf16", hint="`--precision fp16` trains with dynamic loss scaling")
+        raise PlannerError(
+            f"`{cluster.gpu.name}` has no bf16", hint="`--precision fp16` trains with dynamic loss scaling"
+        )
     return precision
 
 
 def _axes(given: Mapping[str, Any], model: ModelShape, cluster: Cluster, pinned: ds_config.Pinned | None) -> Axes:
     default_tp = tuple(2**k for k in range(4) if 2**k <= cluster.gpus_per_node)
-    micro = integers("micro_batch", given["micro_batch"], lowest=1, highest=MAX_MICRO_BATCH) if "micro_batch" in given else None
+    micro = (
+        integers("micro_batch", given["micro_batch"], lowest=1, highest=MAX_MICRO_BATCH)
+        if "micro_batch" in given
+        else None
+    )
     tp = integers("tp", given["tp"], lowest=1, highest=1024) if "tp" in given else default_tp
     for degree in tp:
         if cluster.world_size % degree and "tp" in given:
             raise PlannerError(
                 f"`--tp {degree}` does not divide {cluster.world_size} GPUs",
-                hint=f"divisors are {', '.join(str(d) for d in range(1, min(cluster.world_size, 64) + 1) if cluster.world_size % d == 0)}",
+                hint=f"divisors are {', '.join(map(str, divisors(cluster.world_size)))}",
             )
         if "tp" in given and (model.heads % degree or model.kv_heads % degree):
             raise PlannerError(
-                f"`--tp {degree}` does not divide the {model.heads} heads and {model.kv_heads} key-value heads of `{model.name}`",
-                hint=f"degrees that do: {', '.join(str(d) for d in range(1, math.gcd(model.heads, model.kv_heads) + 1) if math.gcd(model.heads, model.kv_heads) % d == 0)}",
+                f"`--tp {degree}` does not divide the {model.heads} heads and {model.kv_heads} key-value heads of "
+                f"`{model.name}`",
+                hint=f"degrees that do: {', '.join(map(str, divisors(math.gcd(model.heads, model.kv_heads))))}",
             )
     stages = integers("zero", given["zero"], lowest=0, highest=3) if "zero" in given else (0, 1, 2, 3)
     return Axes(
         zero=tuple(ZeroStage(stage) for stage in stages),
         tp=tp,
-        checkpointing=choices(Checkpointing, "checkpointing", given["checkpointing"]) if "checkpointing" in given else tuple(Checkpointing),
+        checkpointing=choices(Checkpointing, "checkpointing", given["checkpointing"])
+        if "checkpointing" in given
+        else tuple(Checkpointing),
         offload=choices(Offload, "offload", given["offload"]) if "offload" in given else tuple(Offload),
         micro_batch=micro,
         settings=pinned.settings if pinned else None,
@@ -187,18 +201,21 @@ def _script_arguments(given: Mapping[str, Any]) -> tuple[str, ...]:
     return arguments
 
 
-def _assumptions(model: ModelShape, cluster: Cluster, workload: Workload, pinned: ds_config.Pinned | None) -> tuple[str, ...]:
+def _assumptions(
+    model: ModelShape, cluster: Cluster, workload: Workload, pinned: ds_config.Pinned | None
+) -> tuple[str, ...]:
     notes = [*model.notes, *cluster.notes]
     if workload.attention is not Attention.EAGER:
         notes.append("every sample is full length and unpadded; attention uses a kernel that keeps no score matrix")
     if cluster.host_memory_bytes is None:
         notes.append("host RAM is unknown: offload plans are not checked against it; name it with `--host-ram`")
     if workload.seq_len > model.max_positions:
-        notes.append(f"sequence length {workload.seq_len} is beyond the {model.max_positions} positions `{model.name}` was made for")
+        notes.append(
+            f"sequence length {workload.seq_len} exceeds the {model.max_positions} positions of `{model.name}`"
+        )
     if pinned is not None:
         notes += pinned.notes
     return tuple(notes)
-
 
 
 def _with_document(request: Request, given: Mapping[str, Any]) -> Request:
@@ -216,7 +233,9 @@ def _with_document(request: Request, given: Mapping[str, Any]) -> Request:
         "optimizer": "adamw",
         "attention": w.attention.value,
         "loss": w.loss.value,
-        "host_ram": None if request.cluster.host_memory_bytes is None else round(request.cluster.host_memory_bytes / 2**30, 3),
+        "host_ram": None
+        if request.cluster.host_memory_bytes is None
+        else round(request.cluster.host_memory_bytes / 2**30, 3),
         "zero": [int(z) for z in a.zero],
         "tp": list(a.tp),
         "checkpointing": [c.value for c in a.checkpointing],

@@ -30,6 +30,7 @@ SMOKE = {
     "losses": [1.5, 1.4],
     "seconds": 20.5,
     "not_shown": ["memory"],
+    "log_tail": [""],
     "versions": {"torch": "2.13.0"},
     "checks": [{"what": "stage", "expected": 3, "found": 3, "ok": True, "ranks_failed": []}],
     "model_config": {},
@@ -97,6 +98,16 @@ def test_the_verdict_is_that_of_jsonschema(name: str) -> None:
         refused += not expected
     assert len(bad) == 600
     assert refused > 150
+
+
+def test_the_smoke_schema_has_the_fields_of_the_record() -> None:
+    from dataclasses import fields
+
+    from planner.launch import Check, SmokeResult
+
+    schema = load_schema("smoke")
+    assert set(schema["required"]) == {field.name for field in fields(SmokeResult)}
+    assert set(schema["properties"]["checks"]["items"]["required"]) == {field.name for field in fields(Check)}
 
 
 def test_complaints_name_the_alternative_that_was_meant() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,9 +65,8 @@ CASES = (
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
 
 
 @pytest.mark.parametrize(("arguments", "says", "hint"), CASES, ids=[" ".join(case[0])[:60] for case in CASES])
@@ -101,7 +99,9 @@ CONFIGS = (
 
 
 @pytest.mark.parametrize(("text", "names"), CONFIGS)
-def test_a_broken_model_config_is_an_error_that_names_what_is_wrong(text: str, names: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_model_config_is_an_error_that_names_what_is_wrong(
+    text: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("config.json").write_text(text)
     assert run(["--model", "./config.json", "--gpus", "1xA100-80G"]) == 2
     err = capsys.readouterr().err
@@ -132,7 +132,9 @@ CONFLICTS = (
 
 
 @pytest.mark.parametrize(("document", "flags", "says"), CONFLICTS)
-def test_a_config_that_contradicts_is_refused(document: object, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_contradicts_is_refused(
+    document: object, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("ds.json").write_text(json.dumps(document))
     assert run([*PLAN, "--config", "ds.json", *flags]) == 2
     assert says in capsys.readouterr().err

@@ -32,7 +32,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", REQUESTS, ids=" ".join)
-def test_the_answer_is_at_most_eighty_columns_and_ascii_art_only(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_at_most_eighty_columns_and_ascii_art_only(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code = run([*arguments, "--out", "out"])
     out = capsys.readouterr().out
     assert code in (0, 3)
@@ -42,7 +44,9 @@ def test_the_answer_is_at_most_eighty_columns_and_ascii_art_only(arguments: list
 
 
 @pytest.mark.parametrize("arguments", REQUESTS, ids=" ".join)
-def test_the_document_follows_the_schema_and_its_terms_add_up(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_follows_the_schema_and_its_terms_add_up(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     import jsonschema
 
     code = run([*arguments, "--json"])
@@ -86,7 +90,10 @@ def test_nothing_fits_is_exit_code_three_with_remedies_that_work(capsys: pytest.
     for remedy in document["remedies"]:
         flags = []
         for name, value in remedy["request"].items():
-            flags += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+            flags += [
+                f"--{name.replace('_', '-')}",
+                ",".join(map(str, value)) if isinstance(value, list) else str(value),
+            ]
         keep = {"--host-ram": "512", "--gpus": "8xA100-80G"}
         again = ["--model", "70b", *(x for k, v in keep.items() if k not in flags for x in (k, v)), *flags, "--json"]
         assert run(again) == 0, again
@@ -110,7 +117,9 @@ def test_the_command_line_and_python_agree(capsys: pytest.CaptureFixture[str]) -
     from planner import plan
 
     assert run([*PLAN, "--seq-len", "1024", "--zero", "2,3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == plan(model="13b", gpus="4xA100-80G", seq_len=1024, zero=[2, 3]).to_dict()
+    assert (
+        json.loads(capsys.readouterr().out) == plan(model="13b", gpus="4xA100-80G", seq_len=1024, zero=[2, 3]).to_dict()
+    )
 
 
 def test_every_resolved_field_of_the_request_can_be_asked_again() -> None:
@@ -149,7 +158,12 @@ def test_estimate_takes_an_existing_deepspeed_file(capsys: pytest.CaptureFixture
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 4,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "sub_group_size": 5e7, "reduce_bucket_size": "auto"},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "sub_group_size": 5e7,
+            "reduce_bucket_size": "auto",
+        },
     }
     Path("ds.json").write_text(json.dumps(config))
     assert run(["estimate", "--model", "7b", "--gpus", "4xA100-80G", "--config", "ds.json", "--json"]) == 0

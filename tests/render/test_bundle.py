@@ -61,7 +61,7 @@ def test_the_readme_says_what_was_chosen_how_to_start_and_what_was_assumed() -> 
     plan = make_plan(offload=Offload.NVME, cluster=make_cluster(nodes=2, gpus_per_node=8))
     text = render_files(plan, make_document(plan))["README.md"]
     for part in (
-        *("ZeRO-3", "local NVMe", "2 samples per GPU x 4 accumulation x 16 = 128 samples a step", "/local_nvme"),
+        *("ZeRO-3", "local NVMe", "micro-batch 2 per GPU x 4 accumulation x 16 = 128 samples a step", "/local_nvme"),
         *("NODE_RANK=0 bash launch.sh", "--data", "host memory from the test", "fastest of 12 plans that fit"),
     ):
         assert part in text, part

@@ -1,4 +1,5 @@
-"""Laws of the search: what it keeps fits, what it drops has a reason, and a plain walk over the space finds the same."""
+"""Laws of the search: what it keeps fits, what it drops has a reason, and a plain walk over the space finds the
+same."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def largest_micro_batches(candidates: set[Candidate]) -> dict[object, int]:
 
 @settings(max_examples=20, deadline=None)
 @given(requests(), st.randoms(use_true_random=False), st.sampled_from(list(Objective)))
-def test_ranking_does_not_depend_on_the_order_of_arrival(fields: dict[str, object], shuffler: random.Random, objective: Objective) -> None:
+def test_ranking_does_not_depend_on_the_order_of_arrival(
+    fields: dict[str, object], shuffler: random.Random, objective: Objective
+) -> None:
     plan = search(build_request(fields), CONSTANTS)
     shuffled = list(plan.ranked)
     shuffler.shuffle(shuffled)
