@@ -44,8 +44,11 @@ def check(what: str, expected: Any, found: Any, *, ok: bool | None = None) -> No
     checks.append({"what": what, "expected": expected, "found": found, "ok": bool(good)})
 
 
-def write_report(**more: Any) -> None:
-    """Rank 0 writes the checks, for each the answer of the first rank that disagrees with the plan, if one does."""
+def write_report(**more: Any) -> bool:
+    """Rank 0 writes the checks, for each the answer of the first rank that disagrees with the plan, if one does.
+
+    Every rank learns whether all ranks agree.
+    """
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, checks)
     if dist.get_rank() == 0:
@@ -56,6 +59,7 @@ def write_report(**more: Any) -> None:
         report = Path(TASK["report"])
         report.with_suffix(".tmp").write_text(json.dumps({"checks": merged, **more}), "utf-8")
         report.with_suffix(".tmp").replace(report)
+    return all(answer["ok"] for answers in everyone for answer in answers)
 
 
 def run_without_gpu() -> None:
@@ -127,11 +131,16 @@ def decoder(model: Any) -> tuple[str, Any]:
     return max(lists, key=lambda pair: sum(numel(p) for p in pair[1].parameters()))
 
 
+def weights(engine: Any) -> list[torch.Tensor]:
+    """This rank's weights, or its shards of them."""
+    return [p.ds_tensor if hasattr(p, "ds_tensor") else p.data for p in engine.module.parameters()]
+
+
 def held(engine: Any) -> list[torch.Tensor]:
-    """Every tensor that makes up this rank's state: weights or their shards, master weights, Adam moments."""
-    weights = [p.ds_tensor if hasattr(p, "ds_tensor") else p.data for p in engine.module.parameters()]
+    """Every tensor of this rank's state: weights, master weights, Adam moments."""
     states = engine.basic_optimizer.state.items()
-    return weights + [key.data for key, _ in states] + [s[n] for _, s in states for n in ("exp_avg", "exp_avg_sq")]
+    moments = [state[name] for _, state in states for name in ("exp_avg", "exp_avg_sq")]
+    return [*weights(engine), *(key.data for key, _ in states), *moments]
 
 
 class Watch(TrainerCallback):
@@ -141,7 +150,7 @@ class Watch(TrainerCallback):
         self.trainer, self.whole = trainer, whole
         self.losses: list[float] = []
         self.micro_steps: list[int] = []
-        self.forwards = self.steps = 0
+        self.forwards = 0
         self.batch: Any = None
         original = trainer.training_step
 
@@ -160,8 +169,10 @@ class Watch(TrainerCallback):
         for layer in self.layers:  # hooks on a part: wrapping a layer's forward would switch its checkpointing off
             next(layer.children()).register_forward_pre_hook(self.count_forward)
         check_settings(self.engine)
+        if not write_report(finished=False):
+            raise SystemExit("the engine is not built as the plan says")
         check_shards(self.engine, self.whole, name)
-        write_report(finished=False)
+        self.first_weights = [tensor.clone() for tensor in weights(self.engine)]
 
     def count_forward(self, *_: Any) -> None:
         self.forwards += 1
@@ -233,6 +244,8 @@ def check_training(watch: Watch) -> None:
     engine, steps = watch.engine, TASK["steps"]
     check("micro-steps of each optimizer step", [PLAN["accumulation"]] * steps, watch.micro_steps)
     check("optimizer steps", steps, engine.global_steps)
+    changed = sum(not torch.equal(old, new) for old, new in zip(watch.first_weights, weights(engine), strict=True))
+    check("weight tensors that training changed", "some", changed, ok=changed > 0)
     check("losses that are finite", len(watch.losses), sum(map(math.isfinite, watch.losses)))
     passes = 2 if PLAN["checkpointing"] == "full" else 1
     expected = passes * len(watch.layers) * PLAN["accumulation"] * steps

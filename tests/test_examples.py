@@ -24,7 +24,9 @@ def test_there_is_a_single_node_and_a_multi_node_example() -> None:
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_the_example_is_what_its_command_gives(case: Path, tmp_path: Path) -> None:
     produced = produce(case, tmp_path)
-    committed = {str(p.relative_to(case)): p.read_bytes() for p in case.rglob("*") if p.is_file() and p.name != "command"}
+    committed = {
+        str(p.relative_to(case)): p.read_bytes() for p in case.rglob("*") if p.is_file() and p.name != "command"
+    }
     assert sorted(produced) == sorted(committed)
     for name, content in produced.items():
         assert content == committed[name], f"{name}: run `python tests/regenerate_examples.py` and read the difference"

@@ -20,7 +20,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], capture_output=True, text=True, check=False
     )
-    if done.returncode and "hatchling" in done.stdout + done.stderr and "No matching distribution" in done.stdout + done.stderr:
+    if (
+        done.returncode
+        and "hatchling" in done.stdout + done.stderr
+        and "No matching distribution" in done.stdout + done.stderr
+    ):
         pytest.skip("the package index that brings hatchling cannot be reached")
     assert done.returncode == 0, done.stderr
     (built,) = out.glob("*.whl")
@@ -30,7 +34,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_exactly_the_package_schemas_and_templates(wheel: Path) -> None:
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     expected = {n for n in tracked if n.startswith("planner/")}
     expected |= {f"planner/{n}" for n in tracked if n.startswith(("schemas/", "templates/"))}
     assert names == expected
@@ -43,7 +49,18 @@ def test_the_sdist_holds_no_stray_top_level(wheel: Path) -> None:
 
     (sdist,) = wheel.parent.glob("*.tar.gz")
     tops = {name.split("/")[1] for name in tarfile.open(sdist).getnames() if "/" in name}
-    assert tops <= {"planner", "schemas", "templates", "tests", "examples", "README.md", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert tops <= {
+        "planner",
+        "schemas",
+        "templates",
+        "tests",
+        "examples",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
     assert {"planner", "schemas", "templates", "tests", "examples"} <= tops
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from planner.check.json_schema import Violation, violations
+from planner.check.violations import Violation, violations
 from planner.check.keys import unknown_key
 from planner.check.rules import finding
 from planner.errors import one_line

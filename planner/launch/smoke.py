@@ -176,6 +176,7 @@ def _environment(outer: Mapping[str, str], *, script: Path, task: Path, ranks: i
         "DSPLAN_SMOKE_RANKS": str(ranks),
         "DS_ACCELERATOR": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "MASTER_PORT": str(port),
         "HF_HUB_OFFLINE": "1",

@@ -3,7 +3,7 @@
 In: model shape, micro-batch, sequence length, tensor-parallel degree, checkpointing, precision, attention. Out: terms.
 Question: how many bytes of activations are alive at the end of forward, at the head's and at a layer's backward?
 Traced on the real models: tests/oracles/trace_activations.py says how, tests/golden/activations.toml holds the values.
-Left out: a checkpointed eager layer's forward may rise above the end of forward; its backward rises higher still.
+Left out: an eager layer's forward may rise above the end of forward; where there is no term for it, backward is higher.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from planner.memory.activations_families import (
     supports_activations,
 )
 from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
+from planner.memory.logits import logits_forward_bytes_per_token
 from planner.records.candidate import Checkpointing
 from planner.records.estimate import Device, Moment, Term
 from planner.records.model import ModelShape, Position, Precision
@@ -53,6 +54,20 @@ def activation_terms(
     attention: Attention,
 ) -> tuple[Term, ...]:
     """Everything between the embedding and the head but the logits, for which see `planner.memory.logits`."""
+    return _terms(shape, micro_batch, seq_len, tp, checkpointing, precision, attention)
+
+
+@lru_cache(maxsize=4096)
+def _terms(
+    shape: ModelShape,
+    micro_batch: int,
+    seq_len: int,
+    tp: int,
+    checkpointing: Checkpointing,
+    precision: Precision,
+    attention: Attention,
+) -> tuple[Term, ...]:
+    """Kept because the stages and offloads of a search ask for the same terms again."""
     tokens = micro_batch * seq_len
     return tuple(
         Term(
@@ -98,6 +113,9 @@ def _amounts(
     if mask or once:
         formula = f"{seq_len} positions x {mask // seq_len}"
         amounts.append(_amount("activations/mask", ALIVE, mask, formula, fixed=once))
+    rise = forward_rise_bytes_per_token(shape, kinds, seq_len, width, head, checkpointing)
+    if rise:
+        amounts.append(_amount("activations/forward_scores", ALIVE[:1], rise, str(rise)))
     amounts.append(_amount("activations/final_norm", ALIVE[:2], head, str(head)))
     amounts.append(_amount("activations/backward_temporaries", ALIVE[2:], extra, str(extra)))
     return tuple(amounts)
@@ -175,6 +193,29 @@ def shared_mask_bytes_per_token(
         return seq_len
     masks = 2 if shape.trait("sliding_window") and windowed_layers(shape) < shape.layers else 1
     return masks * width * seq_len if recomputed else 0
+
+
+def forward_rise_bytes_per_token(
+    shape: ModelShape,
+    kinds: tuple[tuple[int, LayerBytes], ...],
+    seq_len: int,
+    width: int,
+    head: int,
+    checkpointing: Checkpointing,
+) -> int:
+    """By how much a layer's softmax in forward rises above the loss, where it does.
+
+    Formula: the layer's bytes at its softmax, less what it keeps without checkpointing, the final norm and the logits.
+    Source: traced for bloom and falcon with ALiBi.
+    Leaves out: a fused loss, which these types do not have.
+    """
+    logits = logits_forward_bytes_per_token(shape.vocab, width, capped=bool(shape.trait("final_logit_softcapping")))
+    checkpointed = checkpointing is Checkpointing.FULL
+    rises = (
+        kind.forward_bytes(seq_len, checkpointed=checkpointed) - (0 if checkpointed else kind.kept_bytes(seq_len))
+        for _, kind in kinds
+    )
+    return max(0, max(rises) - head - logits)
 
 
 def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, checkpointing: Checkpointing) -> int:

@@ -70,6 +70,7 @@ class Family:
     fp32_scores: bool = False  # scores are cast to fp32 before a softmax in the storage type
     fp32_operands: bool = False  # eager attention multiplies query and key in fp32
     softmax_bytes: tuple[int, int] = (0, 0)  # alive at a recomputed eager softmax, where it sets the peak: fixed, per w
+    forward_softmax_bytes: tuple[int, int] = (0, 0)  # in the first forward: fixed, and per w more under checkpointing
     residual_dropouts: int = 2  # hidden-wide dropouts in a layer
     rotary_bytes: tuple[int, int] = (0, 0)  # bytes of rotary tables kept by every layer: per head_dim fixed, and per w
     fp32_routing: bool = False  # expert outputs are weighted in fp32
@@ -87,6 +88,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(),
     "smollm3": Family(),
     "seed_oss": Family(),
+    "internlm3": Family(),
     "ernie4_5": Family(rotary_bytes=(8, 0)),
     "phi3": Family(projections=Projections.ROTATED, output_copied=True),
     "glm": Family(output_copied=True, rotary_bytes=(0, 1)),
@@ -108,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "falcon": Family(
         norm=NormCode.LAYER, fp32_softmax=False, softmax_bytes=(0, 3), residual_dropouts=1
     ),  # see `_falcon`
-    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_bytes=(12, 0)),
+    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_bytes=(12, 0), forward_softmax_bytes=(12, 1)),
     "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, residual_dropouts=0),
     "cohere": Family(norm=NormCode.LAYER_FP32),
     "mixtral": Family(fp32_routing=True),
@@ -139,7 +141,8 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
     new = shape.trait("new_decoder_architecture")
     if shape.position is Position.ALIBI:
         projections = Projections.EXPANDED if new else Projections.VIEWS
-        return replace(family, projections=projections, fp32_scores=True, softmax_bytes=(14, 2))
+        peaks = {"softmax_bytes": (14, 2), "forward_softmax_bytes": (20, 0)}
+        return replace(family, projections=projections, fp32_scores=True, **peaks)
     if new:
         projections, masked = Projections.EXPANDED, True
     elif shape.kv_heads == 1:

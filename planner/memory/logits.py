@@ -9,6 +9,8 @@ model's output and its logits are gone before `training_step` calls backward: 12
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from planner.records.estimate import Device, Moment, Term
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Loss
@@ -22,7 +24,13 @@ def logits_terms(
     shape: ModelShape, *, micro_batch: int, seq_len: int, tp: int, precision: Precision, loss: Loss
 ) -> tuple[Term, ...]:
     """Head and loss. `tp` changes nothing: AutoTP gathers the logits to full width on every rank."""
-    tokens, width, vocab, hidden = micro_batch * seq_len, precision.bytes, shape.vocab, shape.hidden
+    return _terms(shape, micro_batch * seq_len, precision.bytes, loss)
+
+
+@lru_cache(maxsize=4096)
+def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss) -> tuple[Term, ...]:
+    """Kept because the stages and offloads of a search ask for the same terms again."""
+    vocab, hidden = shape.vocab, shape.hidden
     if loss is Loss.FUSED:
         chunk = fused_chunk_tokens(tokens, vocab, hidden)
         return (

@@ -49,6 +49,7 @@ FIXED_TRAITS = (
     "qk_norm_width",
     "qk_norm_bias",
 )
+USUAL_DROPOUT: Mapping[str, str] = {"attention": "attention_dropout"}
 HANDED_ON = ("sliding_window", "sliding_window_pattern", "final_logit_softcapping", "attn_logit_softcapping")
 
 
@@ -95,7 +96,10 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str, hub_
         autotp=AutoTP(autotp.outcome),
         source=source,
         traits=_traits(read, family, norm=norm, tied=tied, model_type=model_type),
-        hf_config=read.kept(family.get("keep", ()), [family[s] for s in SWITCHES if isinstance(family.get(s), str)]),
+        hf_config=read.kept(
+            (*family.get("keep", ()), *USUAL_DROPOUT.values()),
+            [family[s] for s in SWITCHES if isinstance(family.get(s), str)],
+        ),
         notes=(*notes, *_notes(config)),
         **switches,
     )
@@ -174,7 +178,7 @@ def _traits(
         traits["replicated_head"] = not tied and autotp.head == "replicated"
     else:
         traits["autotp_reason"] = autotp.reason
-    for place, key in family.get("dropout", {}).items():
+    for place, key in family.get("dropout", USUAL_DROPOUT).items():
         traits[f"{place}_dropout"] = read.share(key)
     for key in HANDED_ON:
         value = read.optional_number(key) if key in family.get("keep", ()) else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner import toml
 from planner.catalog import models
 from planner.catalog.names import normalise
 from planner.errors import PlannerError, UnknownName
@@ -48,6 +50,21 @@ def test_a_size_in_the_name_is_the_size_of_the_model(row: models.ModelRow) -> No
     rounded_names = {"falcon-7b", "gemma-7b", "granite-3.1-2b", "gemma-2b", "gemma-2-2b"}
     tolerance = 0.35 if row.name in rounded_names or billions < 3 else 0.13
     assert row.parameters / 1e9 == pytest.approx(billions, rel=tolerance)
+
+
+def test_geometry_is_that_of_outside_sources() -> None:
+    golden = toml.loads((Path(__file__).parents[1] / "golden" / "model_geometry.toml").read_text(encoding="utf-8"))
+    compared = 0
+    for table in golden.values():
+        assert table["source"]
+        for name, geometry in table["models"].items():
+            shape = row_shape(models.find_model(name))
+            ours = [shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.ffn_hidden, shape.vocab]
+            if shape.experts:
+                ours = [*ours[:4], shape.expert_ffn_hidden, shape.vocab, shape.experts, shape.experts_per_token]
+            assert ours == geometry, name
+            compared += 1
+    assert compared >= 80
 
 
 def test_no_spelling_means_two_models() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.check.json_schema import violations
+from planner.check.violations import violations
 from planner.check.schema import load_schema
 
 SECTIONS = {

@@ -1,4 +1,4 @@
-"""Every model of the catalogue has a small twin that Hugging Face builds and that trains."""
+"""Every architecture of the catalogue has a small twin that Hugging Face builds and that trains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from planner.catalog.models import model_rows
 from planner.launch.shrink import VOCAB, shrink
 from planner.spec.model import row_shape
 
-ROWS = model_rows()
-
-
-def test_the_catalogue_is_there():
-    assert len(ROWS) >= 40
+# The first and the last model of each architecture: all of them take a minute.
+ROWS = {
+    (row.model_type, end): row for end, rows in (("last", model_rows()), ("first", model_rows()[::-1])) for row in rows
+}
 
 
 @pytest.mark.transformers
@@ -22,7 +21,7 @@ def test_the_catalogue_is_there():
 def test_each_small_twin_is_the_same_class_and_has_a_finite_gradient():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     tried = set()
-    for row in ROWS:
+    for row in {row.name: row for row in ROWS.values()}.values():
         shape = row_shape(row)
         small = shrink(shape.hf_config, tp=2)
         fields = {key: value for key, value in small.items() if key != "model_type"}

@@ -232,6 +232,7 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.0,
         "residual_dropout": 0.0,
     },
+    "internlm3": {"model_type": "internlm3", **GROUPED, "head_dim": 32},
     "ernie4_5": {"model_type": "ernie4_5", **GROUPED, "head_dim": 32},
     "mixtral": {"model_type": "mixtral", **GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2_moe": {
