@@ -48,7 +48,8 @@ def test_the_sdist_holds_no_stray_top_level(wheel: Path) -> None:
     import tarfile
 
     (sdist,) = wheel.parent.glob("*.tar.gz")
-    tops = {name.split("/")[1] for name in tarfile.open(sdist).getnames() if "/" in name}
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
     assert tops <= {
         "planner",
         "schemas",

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from planner.check.violations import Violation, violations
 from planner.check.keys import unknown_key
 from planner.check.rules import finding
+from planner.check.violations import Violation, violations
 from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 from planner.resources import read_text

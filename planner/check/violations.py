@@ -40,7 +40,7 @@ def violations(schema: Mapping[str, Any], document: Any) -> Iterator[Violation]:
 
 
 def _meant(error: ValidationError) -> Iterator[Violation]:
-    """One error; of alternatives that all fail, the complaints of the one meant: of the value's type, furthest inside."""
+    """One error; of alternatives that all fail, those of the one meant: of the value's type, furthest inside."""
     if error.validator == "anyOf" and error.context:
         options: dict[Any, list[Violation]] = {}
         for part in error.context:

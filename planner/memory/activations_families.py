@@ -141,8 +141,13 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
     new = shape.trait("new_decoder_architecture")
     if shape.position is Position.ALIBI:
         projections = Projections.EXPANDED if new else Projections.VIEWS
-        peaks = {"softmax_bytes": (14, 2), "forward_softmax_bytes": (20, 0)}
-        return replace(family, projections=projections, fp32_scores=True, **peaks)
+        return replace(
+            family,
+            projections=projections,
+            fp32_scores=True,
+            softmax_bytes=(14, 2),
+            forward_softmax_bytes=(20, 0),
+        )
     if new:
         projections, masked = Projections.EXPANDED, True
     elif shape.kv_heads == 1:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
@@ -71,7 +72,7 @@ def build_request(fields: Mapping[str, Any]) -> Request:
         script=_script(given.get("script")),
         script_arguments=_script_arguments(given),
         asked=(),
-        assumptions=_assumptions(model, cluster, workload, pinned),
+        assumptions=_assumptions(model, cluster, workload, pinned, asked=_attention(given)),
     )
     return _with_document(request, given)
 
@@ -127,10 +128,14 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         global_batch=_count("global_batch", given["global_batch"]) if "global_batch" in given else None,
         accumulation=_count("accumulation", given["accumulation"]) if "accumulation" in given else None,
         precision=_precision(given.get("precision", "auto"), cluster),
-        attention=choice(Attention, "attention", given.get("attention", "sdpa")),
+        attention=attention_in_force(model, _attention(given)),
         loss=choice(Loss, "loss", given.get("loss", "standard")),
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
     )
+
+
+def _attention(given: Mapping[str, Any]) -> Attention:
+    return choice(Attention, "attention", given.get("attention", "sdpa"))
 
 
 def _precision(value: Any, cluster: Cluster) -> Precision:
@@ -202,9 +207,11 @@ def _script_arguments(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _assumptions(
-    model: ModelShape, cluster: Cluster, workload: Workload, pinned: ds_config.Pinned | None
+    model: ModelShape, cluster: Cluster, workload: Workload, pinned: ds_config.Pinned | None, *, asked: Attention
 ) -> tuple[str, ...]:
     notes = [*model.notes, *cluster.notes]
+    if workload.attention is not asked:
+        notes.append(f"`{model.model_type}` models refuse {asked.value} attention; planned and run with eager")
     if workload.attention is not Attention.EAGER:
         notes.append("every sample is full length and unpadded; attention uses a kernel that keeps no score matrix")
     if cluster.host_memory_bytes is None:

@@ -11,7 +11,11 @@ from planner import check, estimate, plan
 
 
 def test_the_public_names_are_functions_whatever_was_imported_before() -> None:
-    program = "import planner.check.folder\nfrom planner import check, estimate, plan\nassert all(map(callable, (check, estimate, plan)))"
+    program = (
+        "import planner.check.folder\n"
+        "from planner import check, estimate, plan\n"
+        "assert all(map(callable, (check, estimate, plan)))"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
     assert sorted(planner.__all__) == ["Answer", "check", "estimate", "plan"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner.check.violations import violations
 from planner.check.schema import load_schema
+from planner.check.violations import violations
 
 SECTIONS = {
     "DeepSpeedZeroConfig": "deepspeed.runtime.zero.config.DeepSpeedZeroConfig",

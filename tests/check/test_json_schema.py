@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 from handmade_plans import make_document, make_plan, random_plans
 
-from planner.check.violations import violations
 from planner.check.schema import load_schema
+from planner.check.violations import violations
 from planner.render.accelerate_yaml import accelerate_config
 from planner.render.deepspeed_json import deepspeed_config
 
