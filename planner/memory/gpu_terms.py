@@ -153,9 +153,7 @@ def _full_gradients(given: Inputs) -> list[Term]:
 def _offloaded_one_two(given: Inputs, slice_elements: int) -> list[Term]:
     """What stays on the GPU when optimizer states are in host memory."""
     sizes, e = given.sizes, given.element_bytes
-    clone = states.gradient_partition_bytes(sizes.total, given.candidate.degrees, e)
     return [
-        term("init/partition_clone", (Moment.INIT_STATES,), clone, "e * P / N", f"{STAGE12} detach().clone()"),
         term("buffers/offload_gradient", FROM_INIT_STATES, e * sizes.largest_tensor, "e * largest tensor",
              f"{STAGE12} temp_grad_buffer_for_gpu_offload"),
         term("gradients/offload_norm", REDUCTION, transients.norm_slice_bytes(slice_elements), "8 * largest slice",

@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 from planner.memory import host, states, transients
-from planner.memory.gpu_terms import FROM_INIT_STATES, TRAINING, Inputs
+from planner.memory.gpu_terms import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
 
@@ -100,20 +100,20 @@ def _offloaded_stage_three(given: Inputs) -> list[Term]:
     pin = c.settings.pin_memory
     gradient = full_groups * host.pinned_bytes(4 * group, pin_memory=pin) + host.pinned_bytes(4 * rest, pin_memory=pin)
     fp32_gradients = Term(
-        name="gradients/fp32", device=Device.HOST, moments=FROM_INIT_STATES, size_bytes=ranks * gradient,
+        name="gradients/fp32", device=Device.HOST, moments=FROM_INIT, size_bytes=ranks * gradient,
         formula="ranks * sum over sub-groups of p2(4 * S)", source=PINNING, pinned=pin,
     )  # fmt: skip
     terms = [
         fp32_gradients,
-        _term("states/master", FROM_INIT_STATES, ranks * 4 * share, "ranks * 4 * P / N",
+        _term("states/master", FROM_INIT, ranks * 4 * share, "ranks * 4 * P / N",
               "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, pageable"),
         _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", PAGEABLE),
         _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
-        _term("init/defragment", (Moment.INIT_WEIGHTS,), ranks * e * share, "ranks * e * P / N",
-              "deepspeed/runtime/zero/utils.py defragment"),
+        _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * 4 * group, "ranks * 4 * S",
+              "deepspeed/runtime/zero/stage3.py initialize_optimizer_states"),
     ]  # fmt: skip
     if c.offload is Offload.OPTIMIZER_AND_PARAMS:
-        since_load = (Moment.LOAD, Moment.INIT_WEIGHTS, *FROM_INIT_STATES)
+        since_load = (Moment.LOAD, *FROM_INIT)
         terms.append(_pinned("states/weights", since_load, given, e * share, "ranks * p2(e * P / N)"))
     return terms
 

@@ -40,7 +40,7 @@ def plan_text(plan: Plan) -> str:
             *_chosen(request, shown[0]),
             "",
             *_plans_table(request, shown),
-            *_speed_note(shown),
+            *_notes(shown),
             "",
             *_memory_bar(request, shown[0]),
         ]
@@ -59,7 +59,7 @@ def estimate_text(plan: Plan) -> str:
     request, evaluation = plan.request, plan.ranked[0]
     lines = [*_heading(request), "", *_chosen(request, evaluation), "", *_phase_table(request, evaluation)]
     if evaluation.time is not None:
-        lines += ["", *_plans_table(request, [evaluation]), *_speed_note([evaluation])]
+        lines += ["", *_plans_table(request, [evaluation]), *_notes([evaluation])]
     lines += ["", *_memory_bar(request, evaluation)]
     if request.assumptions:
         lines += ["", "assumed"]
@@ -142,8 +142,27 @@ def _short(number: float) -> str:
     return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
 
 
-def _speed_note(shown: Sequence[Evaluation]) -> list[str]:
-    lines = []
+def _legend(candidates: Sequence[Candidate]) -> str:
+    """What the abbreviations of these plans mean, and no others."""
+    words = ["Z3 = ZeRO stage 3"]
+    if any(c.degrees.tp > 1 for c in candidates):
+        words.append("tp2 = each layer split over 2 GPUs")
+    if any(c.checkpointing is Checkpointing.FULL for c in candidates):
+        words.append("ckpt = activations recomputed")
+    used = {c.offload for c in candidates}
+    if Offload.OPTIMIZER in used:
+        words.append("cpu:opt = optimizer in host memory")
+    if Offload.OPTIMIZER_AND_PARAMS in used:
+        words.append("cpu:all = optimizer and parameters there")
+    if Offload.NVME in used:
+        words.append("nvme = both on local NVMe")
+    accumulates = any(c.accumulation > 1 for c in candidates)
+    words.append("mb4x8 = micro-batch 4, 8 accumulation steps" if accumulates else "mb4 = micro-batch 4")
+    return ", ".join(words) + "."
+
+
+def _notes(shown: Sequence[Evaluation]) -> list[str]:
+    lines = wrapped(_legend([evaluation.candidate for evaluation in shown]))
     if shown[0].time is not None:
         lines += wrapped(f"range of plan 1: +-{shown[0].time.relative_error:.0%} ({shown[0].time.error_class}).")
     if any(e.verdict is Verdict.BORDERLINE for e in shown):

@@ -189,3 +189,17 @@ def test_show_lists_every_table_with_sources(capsys: pytest.CaptureFixture[str])
         assert len(capsys.readouterr().out.splitlines()) == len(rows) + 1
         assert run(["show", kind, rows[0]["name"]]) == 0
         assert rows[0]["name"] in capsys.readouterr().out
+
+
+CONTRACT_FLAGS = {
+    "--model", "--gpus", "--seq-len", "--global-batch", "--method", "--precision", "--optimizer", "--attention", "--loss",
+    "--host-ram", "--zero", "--tp", "--micro-batch", "--checkpointing", "--offload", "--accumulation", "--config",
+    "--objective", "--margin", "--integration", "--tokens", "--launcher", "--script", "--out", "--top", "--json", "--smoke",
+    "--force", "--batch",
+}  # fmt: skip
+
+
+def test_the_flags_of_plan_are_those_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--help"]) == 0
+    listed = {word for line in capsys.readouterr().out.splitlines() for word in line.split()[:1] if word.startswith("--")}
+    assert listed - {"--help"} == CONTRACT_FLAGS
