@@ -22,13 +22,12 @@ def smoke_command(
 def dry_run(folder: Path, *, timeout_s: float = 900, as_json: bool = False, quiet: bool = False) -> int:
     """Run it, print what was asserted."""
     from planner.cli.show_answer import print_json
+    from planner.launch.result import smoke_text
     from planner.launch.smoke import run_smoke
 
     result = run_smoke(folder, timeout_s=timeout_s, report=lambda line: typer.echo(line, err=True))
     if as_json:
         print_json(result.to_dict())
     elif not quiet:
-        from planner.launch.smoke import smoke_text
-
         typer.echo(smoke_text(result))
     return 0
