@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from planner.catalog.speed import speed_constants
@@ -51,11 +52,31 @@ class Answer:
         require_valid(files)
         return files
 
+    def write(self, folder: Path, *, force: bool = False) -> dict[str, str]:
+        """Write the best plan's files into a folder: all of them or none."""
+        from planner.render.folder import write_folder
 
-def plan(**fields: Any) -> Answer:
-    """Search, rank and explain; raises PlannerError for a request that is wrong."""
-    request = build_request(fields)
-    return Answer(plan=solve(request))
+        files = self.files()
+        write_folder(folder, files, force=force)
+        return files
+
+
+def plan(*, out: str | Path | None = None, force: bool = False, smoke: bool = False, **fields: Any) -> Answer:
+    """Search, rank and explain; with `out`, write the files of the best plan, and with `smoke`, try them on the CPU.
+
+    Raises PlannerError for a request that is wrong or a folder that cannot be written, LaunchFailed when the dry run
+    fails. When nothing fits, nothing is written.
+    """
+    if smoke and out is None:
+        raise PlannerError("`smoke` needs `out`", hint="the dry run launches the files of a folder")
+    answer = Answer(plan=solve(build_request(fields)))
+    if out is not None and answer.fits:
+        answer.write(Path(out), force=force)
+        if smoke:
+            from planner.launch.smoke import run_smoke
+
+            run_smoke(Path(out))
+    return answer
 
 
 def solve(request: Request) -> Plan:

@@ -79,11 +79,7 @@ def _answer(request: dict[str, Any], *, out: str | None, as_json: bool, smoke: b
     folder = Path(out) if out is not None else None
     if folder is None and not as_json:
         folder = Path(default_folder(str(request["model"]), str(request["gpus"])))
-    files = answer.files()
-    if folder is not None:
-        from planner.render.folder import write_folder
-
-        write_folder(folder, files, force=force)
+    files = answer.write(folder, force=force) if folder is not None else answer.files()
     if as_json:
         print_json(answer.to_dict())
     else:
