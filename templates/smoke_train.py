@@ -258,7 +258,12 @@ def check_training(watch: Watch) -> None:
     states = engine.basic_optimizer.state.items()
     check("dtype of master weights", ["torch.float32"], sorted({str(key.dtype) for key, _ in states}))
     local = dict(engine.module.named_parameters())
-    least, found = least_shard(local, watch.whole), sum(state["exp_avg"].numel() for _, state in states)
+    least = least_shard(local, watch.whole)
+    if OPTIMIZER_DEVICE == "nvme":  # master weights and two moments, fp32, of all ranks
+        found = sum(file.stat().st_size for file in Path(TASK["work"]).rglob("*.swp"))
+        check("bytes swapped to the NVMe path", f"at least {12 * least * DP}", found, ok=found >= 12 * least * DP)
+        return
+    found = sum(state["exp_avg"].numel() for _, state in states)
     padding = 64 * DP * TP * max(1, len(states)) + len(local) * DP * TP if STAGE else 0
     check("Adam moment elements on this rank", least, found, ok=least <= found <= least + padding)
 

@@ -45,6 +45,7 @@ def run(
     """Run the command to its end or to the time limit; afterwards no process of it is alive."""
     mark = secrets.token_hex(16)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
+    said: tuple[str, ...] | None = None
     start = time.monotonic()
     with _termination_raises():
         process = subprocess.Popen(
@@ -64,14 +65,14 @@ def run(
             reader.start()
             returncode = process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            returncode = None
+            returncode, said = None, tuple(tail)  # not what the launcher says about being ended
         finally:
             end_all(process.pid, mark)
             process.wait()
             reader.join(GRACE_S)
             if process.stdout is not None and not reader.is_alive():
                 process.stdout.close()
-    return Finished(returncode=returncode, seconds=time.monotonic() - start, tail=tuple(tail))
+    return Finished(returncode=returncode, seconds=time.monotonic() - start, tail=tuple(tail) if said is None else said)
 
 
 def end_all(group: int, mark: str) -> None:

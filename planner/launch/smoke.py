@@ -255,7 +255,9 @@ def _not_shown(folder: _Folder, task: Mapping[str, Any]) -> tuple[str, ...]:
     if request.get("script"):
         lines.append(f"`{request['script']}` was not run: the train.py of this folder ran instead")
     if plan["offload"] == "nvme":
-        lines.append("nvme_path was a temporary folder")
+        lines.append(
+            "nvme_path was a temporary folder; of the states on disk, only the loss after reloading was compared"
+        )
     return tuple(lines)
 
 
