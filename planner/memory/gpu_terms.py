@@ -58,12 +58,13 @@ def _stage_zero(given: Inputs) -> list[Term]:
     c, p, e = given.candidate, given.sizes.total, given.element_bytes
     stage, degrees = c.zero, c.degrees
     source = "deepspeed/runtime/fp16/fused_optimizer.py (0.19.8)"
-    gradients = (Moment.BACKWARD_END, *STEP) if c.accumulation == 1 else (*FORWARD_BACKWARD, *STEP)
+    until_boundary = (Moment.BACKWARD_END,) if c.accumulation == 1 else FORWARD_BACKWARD
     wrapped = e != states.FP32_BYTES
     terms = [
         term("states/weights", FROM_INIT, states.weight_bytes(p, stage, degrees, e), "e * P", ZERO_PAPER),
-        term("states/gradients", gradients, states.full_gradient_bytes(p, e), "e * P", ZERO_PAPER),
-        term("buffers/reduce_copy", (Moment.BACKWARD_END,), buffers.allreduce_copy_bytes(p, e) if degrees.dp > 1 else 0,
+        term("states/gradients", (*until_boundary, Moment.STEP_CAST), states.full_gradient_bytes(p, e), "e * P",
+             ZERO_PAPER),
+        term("buffers/reduce_copy", (Moment.BACKWARD_END,), buffers.allreduce_copy_bytes(p, e),
              "e * min(P, 5e8)", "deepspeed/runtime/engine.py MEMORY_OPT_ALLREDUCE_SIZE"),
         term("gradients/head", (Moment.BACKWARD_LAYER,), e * given.sizes.head if c.accumulation == 1 else 0,
              "e * V * h", "autograd order: the head's gradient comes first"),
@@ -74,7 +75,10 @@ def _stage_zero(given: Inputs) -> list[Term]:
             term("states/master", FROM_INIT_STATES, master, "4 * P", source),
             term("init/empty_step_gradient", (Moment.INIT_STATES,), master, "4 * P", source),
             term("step/gradient_cast", (Moment.STEP_CAST,), 2 * master, "4 * P cast + 4 * P flattened", source),
-        ]
+            term("step/norm", (Moment.STEP_NORM,), transients.unsharded_norm_bytes(p, tp=degrees.tp),
+                 "4 * P, and 9 * P for the mask of replicated parameters with tensor parallelism",
+                 "deepspeed/runtime/utils.py get_flattened_grad_norm (0.19.8)"),
+        ]  # fmt: skip
     optimizer_from = FROM_INIT_STATES if wrapped else TRAINING
     terms.append(term("states/optimizer", optimizer_from, states.optimizer_bytes(p, stage, degrees), "8 * P", source))
     return terms
@@ -109,12 +113,14 @@ def _stages_one_two(given: Inputs) -> list[Term]:
     master = states.master_bytes(p, stage, degrees, e)
     gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
     partition = states.gradient_partition_bytes(p, degrees, gradient_bytes)
+    as_they_come = stage is ZeroStage.GRADIENTS or settings.overlap_comm
+    partition_from = REDUCTION if as_they_come else (Moment.BACKWARD_END,)
     terms += [
         term("states/master", FROM_INIT_STATES, master, "4 * P / N", f"{STAGE12} single_partition_of_fp32_groups"),
         term("init/zero_gradient", (Moment.INIT_STATES,), transients.zero_gradient_bytes(p, degrees.dp),
              "4 * P / N", f"{STAGE12} initialize_optimizer_states"),
         term("states/optimizer", TRAINING, states.optimizer_bytes(p, stage, degrees), "8 * P / N", ZERO_PAPER),
-        term("gradients/partition", (*REDUCTION, *STEP), partition, "e * P / N", f"{STAGE12} grads_in_partition"),
+        term("gradients/partition", (*partition_from, *STEP), partition, "e * P / N", f"{STAGE12} grads_in_partition"),
         term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(slice_elements),
              "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
         term("step/gradient_cast", (Moment.STEP_CAST,), transients.gradient_cast_bytes(share, gradient_bytes),
@@ -164,9 +170,10 @@ def _offloaded_one_two(given: Inputs, slice_elements: int) -> list[Term]:
 def _stage_three(given: Inputs) -> list[Term]:
     """Everything shared out; parameters gathered module by module."""
     c, sizes, e = given.candidate, given.sizes, given.element_bytes
-    p, stage, degrees, settings = sizes.total, c.zero, c.degrees, c.settings
+    p, degrees, settings = sizes.total, c.degrees, c.settings
     gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
     bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
+    shard = states.sharded_parameter_elements(p, sizes.divided, degrees)
     turn = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
     terms = [
         term("load/module", (Moment.LOAD,), e * sizes.largest_tensor, "e * largest tensor",
@@ -177,9 +184,11 @@ def _stage_three(given: Inputs) -> list[Term]:
         term("gradients/oversize", REDUCTION,
              buffers.oversize_gradient_bytes(sizes.largest_tensor, settings.reduce_bucket_elements, e),
              "e * largest tensor, where it exceeds the bucket", STAGE3),
+        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(sizes, e),
+             "e * (embedding + head)", "measured on the engine (0.19.8); where it gathers them was not traced"),
         term("gathered/persistent", TRAINING, gathered.persistent_bytes(sizes, settings, e),
              "e * tensors up to stage3_param_persistence_threshold", "deepspeed/runtime/zero/parameter_offload.py"),
-        term("gathered/live", turn, gathered.live_bytes(sizes, settings, c.checkpointing, e),
+        term("gathered/live", turn, gathered.live_bytes(sizes, settings, c.checkpointing, e, tp=degrees.tp),
              "e * min(P, max(max_reuse_distance / passes, max_live_parameters, head))",
              "partitioned_param_coordinator.py (0.19.8), measured"),
         term("gathered/forward_copies", (Moment.FORWARD_END,), gathered.forward_copies_bytes(sizes, settings, e),
@@ -194,16 +203,15 @@ def _stage_three(given: Inputs) -> list[Term]:
              "deepspeed/runtime/engine.py _zero3_consolidated_16bit_state_dict"),
     ]  # fmt: skip
     if c.offload.param_device == "none":
-        weights = states.weight_bytes(p, stage, degrees, e)
-        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), weights, "e * P / N", ZERO_PAPER))
+        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER))
     if c.offload is not Offload.NONE:
         return terms
-    master = states.master_bytes(p, stage, degrees, e)
-    group = transients.sub_group_elements(sizes, degrees.dp, settings.sub_group_elements)
+    group = transients.sub_group_elements(sizes, degrees, settings.sub_group_elements)
     terms += [
-        term("states/master", FROM_INIT, master, "4 * P / N", f"{STAGE3} fp32_partitioned_groups_flat"),
-        term("states/optimizer", TRAINING, states.optimizer_bytes(p, stage, degrees), "8 * P / N", ZERO_PAPER),
-        term("gradients/partition", FROM_INIT_STATES, states.gradient_partition_bytes(p, degrees, gradient_bytes),
+        term("states/master", FROM_INIT, states.FP32_BYTES * shard, "4 * P / N",
+             f"{STAGE3} fp32_partitioned_groups_flat"),
+        term("states/optimizer", TRAINING, states.ADAM_STATES_BYTES * shard, "8 * P / N", ZERO_PAPER),
+        term("gradients/partition", FROM_INIT_STATES, gradient_bytes * shard,
              "e * P / N, for the whole run", f"{STAGE3} grad_partitions_flat_buffer"),
         term("init/master_clone", (Moment.INIT_WEIGHTS,), transients.master_clone_bytes(group),
              "4 * S", f"{STAGE3} _create_fp32_partitions"),

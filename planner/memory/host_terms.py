@@ -68,13 +68,16 @@ def _flatten_through_host_bytes(given: Inputs) -> int:
 
 def _share(given: Inputs) -> int:
     """Elements of one rank's share."""
-    return states.gradient_partition_bytes(given.sizes.total, given.candidate.degrees, 1)
+    degrees = given.candidate.degrees
+    if given.candidate.zero is ZeroStage.PARAMETERS:
+        return states.sharded_parameter_elements(given.sizes.total, given.sizes.divided, degrees)
+    return states.gradient_partition_bytes(given.sizes.total, degrees, 1)
 
 
 def _group(given: Inputs) -> int:
     """Elements of the largest stage-3 sub-group."""
     c = given.candidate
-    return transients.sub_group_elements(given.sizes, c.degrees.dp, c.settings.sub_group_elements)
+    return transients.sub_group_elements(given.sizes, c.degrees, c.settings.sub_group_elements)
 
 
 def _offloaded_one_two(given: Inputs) -> list[Term]:

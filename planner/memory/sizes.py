@@ -20,9 +20,11 @@ class RankSizes:
     divided: int  # elements of tensors that tensor parallelism splits
     largest_tensor: int
     layer: int  # all tensors of one layer, the fullest
+    layer_divided: int  # the tensors of one layer that tensor parallelism splits
     layer_largest_tensor: int
     embedding: int
     head: int  # the output matrix; the embedding itself where they are tied
+    tied: bool
     tensors: tuple[tuple[int, int], ...]  # (elements on this rank, occurrences), for thresholds
 
     def persistent(self, threshold: int) -> int:
@@ -48,8 +50,14 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
         divided=sum(rank_numel(t, tp) * t.count for t in tensors if t.split is not Split.REPLICATED),
         largest_tensor=max(numel for numel, _ in sizes),
         layer=sum(-(-numel * count // shape.layers) for numel, count in in_layers),
+        layer_divided=sum(
+            -(-rank_numel(t, tp) * t.count // shape.layers)
+            for t in tensors
+            if t.name.startswith("layer/") and t.split is not Split.REPLICATED
+        ),
         layer_largest_tensor=max(numel for numel, _ in in_layers),
         embedding=embedding,
         head=by_name.get("head", embedding),
+        tied="head" not in by_name,
         tensors=sizes,
     )

@@ -30,7 +30,7 @@ TOLERANCE = {"init": 0.02, "forward": 0.02, "backward": 0.025, "step": 0.01}
 OFFLOAD_TOLERANCE = 0.03
 # What the model gets wrong, and by how much; the cause is open.
 KNOWN = {
-    ("z3_sub", "init"): 0.07,  # 4 bytes a parameter of the largest tensor, held once while sub-groups are made
+    ("z1_ck", "backward"): 0.035,  # a bucket below every matrix: gradients pile up while activations are still alive
 }
 
 

@@ -131,9 +131,11 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
         divided=elements,
         largest_tensor=1,
         layer=1,
+        layer_divided=1,
         layer_largest_tensor=1,
         embedding=1,
         head=1,
+        tied=False,
         tensors=(),
     )
     given = Inputs(

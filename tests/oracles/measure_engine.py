@@ -144,8 +144,9 @@ def counting_allocator() -> Any:
     source, library = Path(folder) / "counting.cpp", Path(folder) / "counting.so"
     source.write_text(ALLOCATOR, encoding="utf-8")
     home = Path(torch.__file__).parent
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home / 'include'}", f"-L{home / 'lib'}", "-lc10"]
-    subprocess.run(["g++", *flags[:4], flags[4], str(source), *flags[5:], "-o", str(library)], check=True)
+    compile_flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home / 'include'}"]
+    link_flags = [f"-L{home / 'lib'}", "-lc10", "-o", str(library)]
+    subprocess.run(["g++", *compile_flags, str(source), *link_flags], check=True)
     functions = ctypes.CDLL(str(library))
     functions.take_peak.restype = ctypes.c_int64
     functions.install()
