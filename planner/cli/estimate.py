@@ -9,7 +9,7 @@ import typer
 from planner.cli import options as o
 
 EXAMPLES = (
-    "Examples: dsplan estimate --model 7b --gpus 8xA100-80G --zero 2 --micro-batch 4 --checkpointing full · "
+    "Examples: dsplan estimate --model 7b --gpus 8xA100-80G --zero 2 --micro-batch 4 --checkpointing full | "
     "dsplan estimate --config ds_config.json --model 13b --gpus 4xA100-80G"
 )
 

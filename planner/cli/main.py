@@ -6,6 +6,7 @@ branch.
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -36,7 +37,7 @@ LATER = ("measure", "calibrate", "compare", "report", "diagnose", "accuracy")
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT001, FBT003
 ) -> None:
-    """`dsplan --model 13b --gpus 4xA100-80G` plans; it is short for `dsplan plan …`."""
+    """`dsplan --model 13b --gpus 4xA100-80G` plans; it is short for `dsplan plan ...`."""
     if version:
         typer.echo(f"dsplan {VERSION}")
 
@@ -62,6 +63,10 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return complain(f"cannot write the answer: {error.strerror}", "make room, or send the output elsewhere", 2)
     return result if isinstance(result, int) else 0
 
 

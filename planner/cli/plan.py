@@ -14,8 +14,8 @@ from planner.errors import one_line
 from planner.report.table import wrapped
 
 EXAMPLES = (
-    "Examples: dsplan --model 13b --gpus 4xA100-80G · dsplan plan --model Qwen/Qwen2.5-32B --gpus 2x8xH100-80G "
-    "--seq-len 4096 --global-batch 64 · dsplan plan --model ./config.json --gpus 8xA100-40G --zero 2,3 --json"
+    "Examples: dsplan --model 13b --gpus 4xA100-80G | dsplan plan --model Qwen/Qwen2.5-32B --gpus 2x8xH100-80G "
+    "--seq-len 4096 --global-batch 64 | dsplan plan --model ./config.json --gpus 8xA100-40G --zero 2,3 --json"
 )
 
 

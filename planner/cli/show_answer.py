@@ -22,7 +22,7 @@ def print_nothing_fits(plan: Plan) -> int:
     from planner.errors import NothingFits
 
     request = plan.request
-    counts = " · ".join(f"{count} {rule}" for rule, count in rules_counted(plan.rejected).items())
+    counts = ", ".join(f"{count} {rule}" for rule, count in rules_counted(plan.rejected).items())
     nearest = nearest_misses(plan, limit=1)
     closest = f"; closest: {nearest[0].candidate.label} {nearest[0].detail}" if nearest else ""
     message = (

@@ -205,7 +205,7 @@ def _rejected(plan: Plan) -> list[str]:
     lines = [f"searched {looked} candidates: {len(plan.ranked)} fit, {len(plan.rejected)} rejected"]
     counts = rules_counted(plan.rejected)
     if counts:
-        lines += wrapped(" · ".join(f"{count} {rule}" for rule, count in counts.items()))
+        lines += wrapped(", ".join(f"{count} {rule}" for rule, count in counts.items()))
     for sentence in rejection_sentences(nearest_misses(plan, limit=3)):
         lines += wrapped(sentence, indent="    ", first="  - ")
     return lines

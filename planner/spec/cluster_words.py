@@ -22,10 +22,11 @@ _COUNT_X = re.compile(r"(?<![a-z0-9._-])([0-9]+)\s*x(?=[\s0-9a-z(])", re.IGNOREC
 _MEMORY_X = re.compile(r"((?<![a-z0-9.])[0-9]+\s*(?:gib|gb|g))\s*x(?=\s*[0-9])", re.IGNORECASE)
 _SPACED_X = re.compile(r"(?<=[\s)])x(?=[\s(0-9])", re.IGNORECASE)
 _TRAILING_X = re.compile(r"(?:(?<=[0-9])|(?<=[0-9][a-z]))x(?=\s*[0-9]+\s*$)", re.IGNORECASE)
-_UNIT = r"(?<![a-z0-9._-])([0-9]+)\s*(?:{})(?![a-z])"
-_NODE_WORDS = "nodes?|machines?|servers?|hosts?|boxes|box|台|机器|机|节点|節點|服务器"
-_NODES = re.compile(_UNIT.format(_NODE_WORDS), re.IGNORECASE)
-_CARDS = re.compile(_UNIT.format("gpus?|cards?|devices?|卡|张|张卡|块"), re.IGNORECASE)
+_UNIT = r"(?<![a-z0-9._-])([0-9]+)\s*(?:(?:{})(?![a-z])|(?:{}))"  # Chinese words need no space before a name
+_NODES = re.compile(
+    _UNIT.format("nodes?|machines?|servers?|hosts?|boxes|box", "台|机器|机|节点|節點|服务器"), re.IGNORECASE
+)
+_CARDS = re.compile(_UNIT.format("gpus?|cards?|devices?", "张卡|卡|张|块"), re.IGNORECASE)
 _FILLER_WORDS = "per|each|of|with|class|gpus?|cards?|nodes?|machines?|servers?|hosts?"
 _FILLER = re.compile(rf"(?<![\w.-])(?:{_FILLER_WORDS})(?![\w.-])", re.IGNORECASE)
 _NEGATIVE = re.compile(r"(?:^|[\s(*×]|(?<![a-z])x)-\s*[0-9]+\s*(?:[x*×]|$|gpu|card|node|machine)", re.IGNORECASE)
