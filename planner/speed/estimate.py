@@ -7,6 +7,8 @@ step. Two overlapping activities take max + k * min; the (1 - k) * min that this
 
 from __future__ import annotations
 
+from math import fsum
+
 from planner.geometry.flops import LayerWork, model_flop
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import TimeEstimate
@@ -61,7 +63,8 @@ def time_estimate(
     relative_error, error_class = error_band(cluster, candidate, constants, experts=model.experts)
     return TimeEstimate(
         terms=terms,
-        step_seconds=sum(term.seconds - term.hidden_seconds for term in terms),
+        # fsum rounds once, and the same way on every Python: 3.12 changed what `sum` does with floats
+        step_seconds=fsum(term.seconds - term.hidden_seconds for term in terms),
         tokens_per_step=tokens_per_step,
         model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step)),
         world_size=candidate.degrees.world_size,

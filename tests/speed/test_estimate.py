@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import timeit
 from dataclasses import replace
+from math import fsum
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def seconds(result: TimeEstimate, *names: str) -> float:
 @given(case=plans(), stack=st.sampled_from(Stack))
 def test_exposed_seconds_of_the_terms_are_the_step(case: Case, stack: Stack) -> None:
     result = estimate(case, stack=stack)
-    assert result.step_seconds == sum(term.seconds - term.hidden_seconds for term in result.terms)
+    assert result.step_seconds == fsum(term.seconds - term.hidden_seconds for term in result.terms)
     assert result.step_seconds > 0
     assert all(0 <= term.hidden_seconds <= term.seconds * (1 + 1e-12) for term in result.terms)
     names = [term.name for term in result.terms]
