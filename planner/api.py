@@ -22,7 +22,7 @@ from planner.search.remedies import find_remedies
 from planner.search.search import search, with_micro_batch
 from planner.search.space import micro_batches, strategies
 from planner.search.summary import rejection_evaluation
-from planner.spec.request import build_request
+from planner.spec.request import build_request, described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,8 @@ def estimate(**fields: Any) -> Answer:
     checkpointing, no offload, micro-batch 1.
     """
     request = build_request({**fields, "top": 1})
-    request = replace(request, axes=_single(request.axes, fields))
+    single_axes = replace(request, axes=_single(request.axes, fields))
+    request = described(single_axes, model=str(fields["model"]), gpus=str(fields["gpus"]))
     strategy = next(strategies(request))
     listed = micro_batches(request, strategy.degrees.dp)
     candidate = with_micro_batch(request, strategy, listed[0] if listed else strategy.micro_batch)

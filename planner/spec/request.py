@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, nearest
 from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.machine import Cluster
@@ -74,14 +75,12 @@ def build_request(fields: Mapping[str, Any]) -> Request:
         asked=(),
         assumptions=_assumptions(model, cluster, workload, pinned, asked=_attention(given)),
     )
-    return _with_document(request, given)
+    return described(request, model=str(given["model"]), gpus=str(given["gpus"]))
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     unknown = sorted(set(given) - set(FIELDS))
     if unknown:
-        from planner.errors import nearest
-
         near = nearest(unknown[0], FIELDS)
         hint = f"did you mean `{near[0]}`?" if near else f"the fields are {', '.join(FIELDS)}"
         raise PlannerError(f"no field of a request is called `{unknown[0]}`", hint=hint)
@@ -225,14 +224,12 @@ def _assumptions(
     return tuple(notes)
 
 
-def _with_document(request: Request, given: Mapping[str, Any]) -> Request:
-    """The same request with the fields of the document's `request`, every one resolved."""
-    from dataclasses import replace
-
+def described(request: Request, *, model: str, gpus: str) -> Request:
+    """The same request with the fields of the document's `request`, every one resolved; `model` and `gpus` as asked."""
     w, a = request.workload, request.axes
     asked: dict[str, object] = {
-        "model": str(given["model"]),
-        "gpus": str(given["gpus"]),
+        "model": model,
+        "gpus": gpus,
         "seq_len": w.seq_len,
         "global_batch": w.global_batch,
         "method": "full",

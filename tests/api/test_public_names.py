@@ -45,3 +45,5 @@ def test_estimate_returns_exactly_one_plan() -> None:
     answer = estimate(model="7b", gpus="8xA100-80G", zero=2)
     assert len(answer.plan.ranked) == 1
     assert len(answer.to_dict()["plans"]) == 1
+    asked = answer.to_dict()["request"]
+    assert (asked["zero"], asked["tp"], asked["offload"], asked["micro_batch"]) == ([2], [1], ["none"], [1])
