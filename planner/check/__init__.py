@@ -7,7 +7,7 @@ Paths that are given together are checked together: an Accelerate file and the D
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,4 @@ def _read(path: Path) -> str:
 
 
 def _inside(folder: Path, problem: Problem) -> Problem:
-    from dataclasses import replace
-
     return replace(problem, file=str(folder / problem.file))
