@@ -1,8 +1,7 @@
-"""Units: integer bytes inside, GiB only in text; exact division that refuses or rounds on purpose."""
+"""Units: integer bytes inside, GiB only in text; shares rounded up on purpose."""
 
 from __future__ import annotations
 
-KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 GB = 10**9
@@ -16,13 +15,6 @@ def gib_text(size_bytes: float, *, digits: int = 1) -> str:
 def ceil_div(amount: int, parts: int) -> int:
     """The share of the fullest of `parts`, rounded up."""
     return -(-amount // parts)
-
-
-def div_exact(amount: int, parts: int) -> int:
-    """`amount / parts` where a remainder is a mistake; raises ValueError otherwise."""
-    if amount % parts:
-        raise ValueError(f"{amount} does not divide by {parts}")
-    return amount // parts
 
 
 def divisors(number: int) -> tuple[int, ...]:

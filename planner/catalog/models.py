@@ -110,12 +110,6 @@ def knows_model(name: str) -> bool:
     return normalise(name) in _index()
 
 
-@cache
-def model_names() -> tuple[str, ...]:
-    """The canonical name of every model."""
-    return tuple(names[0] for names, _ in _spellings())
-
-
 def model_rows() -> tuple[ModelRow, ...]:
     """Every model, for `dsplan show models` and the tests."""
     return tuple(_row(position) for position in range(len(_blocks())))

@@ -23,7 +23,7 @@ PATH_FIELDS = ("model", "gpus", "config")
 def run_batch(file: Path, solve: Callable[..., Answer], defaults: Mapping[str, Any]) -> int:
     """Answer every line; raises PlannerError only when the file itself cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise PlannerError(
@@ -45,17 +45,24 @@ def answers(
             continue
         identity: dict[str, Any] = {}
         try:
-            request = json.loads(line)
-            if not isinstance(request, dict):
-                raise PlannerError("a line is no JSON object", hint="")
+            request = _read(line)
             if "id" in request:
                 identity["id"] = request.pop("id")
             fields = {**{k: v for k, v in defaults.items() if v}, **request}
             yield {**identity, **solve(**{k: _beside(folder, k, v) for k, v in fields.items()}).to_dict()}
         except PlannerError as error:
             yield {"id": identity.get("id"), "error": error.message, **({"hint": error.hint} if error.hint else {})}
-        except ValueError as error:
-            yield {"id": identity.get("id"), "error": f"not a JSON line: {error}"}
+
+
+def _read(line: str) -> dict[str, Any]:
+    """One line as a request; raises PlannerError when it is no JSON object."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise PlannerError(f"not a JSON line: {error}", hint="one JSON object a line") from None
+    if not isinstance(request, dict):
+        raise PlannerError("a line is no JSON object", hint="one JSON object a line")
+    return request
 
 
 def _beside(folder: Path, name: str, value: Any) -> Any:

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-Text = str | None
-
 
 def _option(flag: str, help_text: str) -> object:
     return typer.Option(flag, help=help_text, show_default=False)

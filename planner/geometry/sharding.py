@@ -44,13 +44,3 @@ def padded_share(numel: int, dp: int) -> int:
     Leaves out: the split into weight-decay groups, each of which is padded by itself.
     """
     return START_ALIGNMENT_ELEMENTS * ceil_div(numel, START_ALIGNMENT_ELEMENTS * dp)
-
-
-def parameter_share(numel: int, dp: int) -> int:
-    """Elements one rank keeps of a single parameter tensor that `dp` ranks divide, as stage 3 does.
-
-    Formula: ceil(numel / dp).
-    Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/partition_parameters.py, `_padding_size`.
-    Leaves out: parameters below `stage3_param_persistence_threshold`, which also stay whole.
-    """
-    return ceil_div(numel, dp)

@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.geometry.params import parameter_tensors, rank_numel
+from planner.geometry.params import (
+    largest_tensor_numel,
+    layer_numel,
+    parameter_tensors,
+    rank_numel,
+    rank_parameter_count,
+)
 from planner.records.model import ModelShape, Split
 
 
@@ -42,20 +48,17 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
     tensors = parameter_tensors(shape)
     sizes = tuple((rank_numel(tensor, tp), tensor.count) for tensor in tensors)
     by_name = {tensor.name: rank_numel(tensor, tp) for tensor in tensors}
-    total = sum(numel * count for numel, count in sizes)
-    in_layers = [(rank_numel(t, tp), t.count) for t in tensors if t.name.startswith("layer/")]
+    in_layers = [tensor for tensor in tensors if tensor.name.startswith("layer/")]
     embedding = by_name["embedding"]
     return RankSizes(
-        total=total,
+        total=rank_parameter_count(shape, tp),
         divided=sum(rank_numel(t, tp) * t.count for t in tensors if t.split is not Split.REPLICATED),
-        largest_tensor=max(numel for numel, _ in sizes),
-        layer=sum(-(-numel * count // shape.layers) for numel, count in in_layers),
+        largest_tensor=largest_tensor_numel(shape, tp),
+        layer=layer_numel(shape, tp),
         layer_divided=sum(
-            -(-rank_numel(t, tp) * t.count // shape.layers)
-            for t in tensors
-            if t.name.startswith("layer/") and t.split is not Split.REPLICATED
+            -(-rank_numel(t, tp) * t.count // shape.layers) for t in in_layers if t.split is not Split.REPLICATED
         ),
-        layer_largest_tensor=max(numel for numel, _ in in_layers),
+        layer_largest_tensor=max(rank_numel(tensor, tp) for tensor in in_layers),
         embedding=embedding,
         head=by_name.get("head", embedding),
         tied="head" not in by_name,

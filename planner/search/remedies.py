@@ -15,6 +15,7 @@ from planner.records.plan import Evaluation, Remedy, Verdict
 from planner.records.request import Axes, Loss, Request
 from planner.search.evaluate import evaluate
 from planner.search.rank import ranked
+from planner.search.search import with_micro_batch
 from planner.search.space import micro_batches, strategies
 from planner.speed.constants import SpeedConstants
 from planner.units import GIB
@@ -50,11 +51,8 @@ def _best_at_smallest_batch(request: Request, constants: SpeedConstants) -> Eval
         listed = micro_batches(request, strategy.degrees.dp)
         if listed == ():
             continue
-        candidate = strategy if listed is None else replace(strategy, micro_batch=listed[0])
-        if request.workload.global_batch is not None and request.workload.accumulation is None:
-            steps = request.workload.global_batch // (candidate.degrees.dp * candidate.micro_batch)
-            candidate = replace(candidate, accumulation=max(1, steps))
-        outcome = evaluate(request, candidate, constants)
+        smallest = listed[0] if listed else strategy.micro_batch
+        outcome = evaluate(request, with_micro_batch(request, strategy, smallest), constants)
         if isinstance(outcome, Evaluation) and outcome.verdict is Verdict.FITS:
             kept.append(outcome)
     order = ranked(kept, request.objective)

@@ -24,7 +24,7 @@ from planner.geometry.params import (
     rank_numel,
     rank_parameter_count,
 )
-from planner.geometry.sharding import State, padded_share, parameter_share, shards
+from planner.geometry.sharding import State, padded_share, shards
 from planner.records.candidate import Degrees, ZeroStage
 from planner.records.model import ModelShape, ParameterTensor, Split
 from planner.spec.hf_config import shape_from_config
@@ -238,14 +238,12 @@ def test_a_state_is_shared_from_its_stage_on_and_only_by_data_parallel_ranks(
 @given(st.integers(1, 10**12), st.integers(1, 1024))
 def test_shares_of_all_ranks_hold_the_whole_plus_at_most_the_padding(numel: int, dp: int) -> None:
     assert numel <= padded_share(numel, dp) * dp < numel + 2 * dp
-    assert numel <= parameter_share(numel, dp) * dp < numel + dp
 
 
 @given(st.integers(1, 10**12), st.integers(1, 512), st.integers(1, 512))
 def test_more_ranks_never_hold_more_each(numel: int, few: int, more: int) -> None:
     few, more = sorted((few, more))
     assert padded_share(numel, more) <= padded_share(numel, few)
-    assert parameter_share(numel, more) <= parameter_share(numel, few)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 16))
