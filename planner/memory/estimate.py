@@ -15,12 +15,12 @@ from planner.memory.gpu_terms import Inputs, gpu_terms
 from planner.memory.host_terms import host_terms
 from planner.memory.logits import logits_terms
 from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes
-from planner.memory.sizes import rank_sizes
+from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
 from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.machine import Cluster
-from planner.records.model import ModelShape
-from planner.records.request import Workload
+from planner.records.model import Adapter, ModelShape, Precision
+from planner.records.request import Optimizer, Workload
 
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
@@ -29,7 +29,9 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
         *_terms_of_strategy(
             model,
             replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
-            workload.precision.bytes,
+            workload.precision,
+            workload.optimizer,
+            workload.adapter,
             cluster.gpu.memory_bytes,
             cluster.gpus_per_node,
         ),
@@ -56,14 +58,25 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
 
 @lru_cache(maxsize=1024)
 def _terms_of_strategy(
-    model: ModelShape, strategy: Candidate, element_bytes: int, capacity_bytes: int, ranks_per_node: int
+    model: ModelShape,
+    strategy: Candidate,
+    precision: Precision,
+    optimizer: Optimizer,
+    adapter: Adapter | None,
+    capacity_bytes: int,
+    ranks_per_node: int,
 ) -> tuple[Term, ...]:
     """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+    base = rank_sizes(model, strategy.degrees.tp)
+    trained = base if adapter is None else adapter_sizes(model, adapter)
     given = Inputs(
         candidate=strategy,
-        sizes=rank_sizes(model, strategy.degrees.tp),
+        sizes=trained,
+        whole=base if adapter is None else with_adapter(base, trained),
+        frozen_weight_bytes=0 if adapter is None else precision.bytes * base.total,
         model_elements=parameter_count(model),
-        element_bytes=element_bytes,
+        precision=precision,
+        optimizer=optimizer,
         capacity_bytes=capacity_bytes,
         ranks_per_node=ranks_per_node,
     )

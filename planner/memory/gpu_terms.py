@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.memory import buffers, gathered, states, transients
+from planner.memory.optimizers import optimizer_formula, optimizer_state_bytes
 from planner.memory.sizes import RankSizes
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
+from planner.records.model import Precision
+from planner.records.request import Optimizer
 
 FORWARD_BACKWARD = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER, Moment.BACKWARD_END)
 STEP = (Moment.STEP_NORM, Moment.STEP_CAST)
@@ -26,21 +29,41 @@ class Inputs:
     """What the memory of one candidate depends on, besides activations."""
 
     candidate: Candidate
-    sizes: RankSizes  # of the fullest tensor-parallel rank
+    sizes: RankSizes  # what is trained, on the fullest tensor-parallel rank
+    whole: RankSizes  # all parameters of that rank; the same as `sizes` when everything is trained
+    frozen_weight_bytes: int  # of one whole copy of what is not trained, on that rank
     model_elements: int  # the whole model
-    element_bytes: int  # of weights and gradients
+    precision: Precision
+    optimizer: Optimizer
     capacity_bytes: int  # of the GPU
     ranks_per_node: int
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight and of one gradient."""
+        return self.precision.bytes
 
 
 def gpu_terms(given: Inputs) -> list[Term]:
     """Every term on the GPU but activations and logits."""
     stage = given.candidate.zero
     if stage is ZeroStage.PARAMETERS:
-        return _stage_three(given)
+        return [*_stage_three(given), *_frozen(given)]
     if stage is ZeroStage.DISABLED:
-        return _stage_zero(given)
-    return _stages_one_two(given)
+        return [*_stage_zero(given), *_frozen(given)]
+    return [*_stages_one_two(given), *_frozen(given)]
+
+
+def _frozen(given: Inputs) -> list[Term]:
+    """Weights that are not trained: whole on every rank, shared out at stage 3."""
+    c = given.candidate
+    if not given.frozen_weight_bytes or c.offload.param_device != "none":
+        return []
+    if c.zero is ZeroStage.PARAMETERS:
+        share = states.frozen_share_bytes(given.frozen_weight_bytes, c.degrees.dp)
+        return [term("states/frozen_weights", (Moment.LOAD, *FROM_INIT), share, "bytes of frozen weights / N", STAGE3)]
+    return [term("states/frozen_weights", FROM_INIT, given.frozen_weight_bytes, "bytes of frozen weights",
+                 f"{STAGE12}: only parameters that require gradients are flattened")]  # fmt: skip
 
 
 def term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str) -> Term:
@@ -59,7 +82,7 @@ def _stage_zero(given: Inputs) -> list[Term]:
     stage, degrees = c.zero, c.degrees
     source = "deepspeed/runtime/fp16/fused_optimizer.py (0.19.8)"
     until_boundary = (Moment.BACKWARD_END,) if c.accumulation == 1 else FORWARD_BACKWARD
-    wrapped = e != states.FP32_BYTES
+    wrapped = given.precision is not Precision.FP32
     terms = [
         term("states/weights", FROM_INIT, states.weight_bytes(p, stage, degrees, e), "e * P", ZERO_PAPER),
         term("states/gradients", (*until_boundary, Moment.STEP_CAST), states.full_gradient_bytes(p, e), "e * P",
@@ -70,7 +93,7 @@ def _stage_zero(given: Inputs) -> list[Term]:
              "e * V * h", "autograd order: the head's gradient comes first"),
     ]  # fmt: skip
     if wrapped:
-        master = states.master_bytes(p, stage, degrees, e)
+        master = states.master_bytes(p, stage, degrees, given.precision)
         terms += [
             term("states/master", FROM_INIT_STATES, master, "4 * P", source),
             term("init/empty_step_gradient", (Moment.INIT_STATES,), master, "4 * P", source),
@@ -80,8 +103,14 @@ def _stage_zero(given: Inputs) -> list[Term]:
                  "deepspeed/runtime/utils.py get_flattened_grad_norm (0.19.8)"),
         ]  # fmt: skip
     optimizer_from = FROM_INIT_STATES if wrapped else TRAINING
-    terms.append(term("states/optimizer", optimizer_from, states.optimizer_bytes(p, stage, degrees), "8 * P", source))
+    optimizer = states.optimizer_bytes(p, stage, degrees, given.optimizer, given.precision)
+    terms.append(term("states/optimizer", optimizer_from, optimizer, f"{_per_element(given)} * P", source))
     return terms
+
+
+def _per_element(given: Inputs) -> str:
+    """The optimizer's bytes per element, as text."""
+    return optimizer_formula(given.optimizer, given.precision)
 
 
 def _stages_one_two(given: Inputs) -> list[Term]:
@@ -110,7 +139,7 @@ def _stages_one_two(given: Inputs) -> list[Term]:
     ]  # fmt: skip
     if offloaded:
         return [*terms, *_offloaded_one_two(given, slice_elements)]
-    master = states.master_bytes(p, stage, degrees, e)
+    master = states.master_bytes(p, stage, degrees, given.precision)
     gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
     partition = states.gradient_partition_bytes(p, degrees, gradient_bytes)
     as_they_come = stage is ZeroStage.GRADIENTS or settings.overlap_comm
@@ -119,7 +148,9 @@ def _stages_one_two(given: Inputs) -> list[Term]:
         term("states/master", FROM_INIT_STATES, master, "4 * P / N", f"{STAGE12} single_partition_of_fp32_groups"),
         term("init/zero_gradient", (Moment.INIT_STATES,), transients.zero_gradient_bytes(p, degrees.dp),
              "4 * P / N", f"{STAGE12} initialize_optimizer_states"),
-        term("states/optimizer", TRAINING, states.optimizer_bytes(p, stage, degrees), "8 * P / N", ZERO_PAPER),
+        term("states/optimizer", TRAINING,
+             states.optimizer_bytes(p, stage, degrees, given.optimizer, given.precision),
+             f"{_per_element(given)} * P / N", ZERO_PAPER),
         term("gradients/partition", (*partition_from, *STEP), partition, "e * P / N", f"{STAGE12} grads_in_partition"),
         term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(slice_elements),
              "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
@@ -169,14 +200,14 @@ def _offloaded_one_two(given: Inputs, slice_elements: int) -> list[Term]:
 
 def _stage_three(given: Inputs) -> list[Term]:
     """Everything shared out; parameters gathered module by module."""
-    c, sizes, e = given.candidate, given.sizes, given.element_bytes
+    c, sizes, whole, e = given.candidate, given.sizes, given.whole, given.element_bytes
     p, degrees, settings = sizes.total, c.degrees, c.settings
     gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
     bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
     shard = states.sharded_parameter_elements(p, sizes.divided, degrees)
     turn = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
     terms = [
-        term("load/module", (Moment.LOAD,), e * sizes.largest_tensor, "e * largest tensor",
+        term("load/module", (Moment.LOAD,), e * whole.largest_tensor, "e * largest tensor",
              "deepspeed/runtime/zero/partition_parameters.py Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
         term("buffers/reduce_copy", REDUCTION, buffers.reduce_copy_bytes(settings.reduce_bucket_elements, p, e),
@@ -184,22 +215,22 @@ def _stage_three(given: Inputs) -> list[Term]:
         term("gradients/oversize", REDUCTION,
              buffers.oversize_gradient_bytes(sizes.largest_tensor, settings.reduce_bucket_elements, e),
              "e * largest tensor, where it exceeds the bucket", STAGE3),
-        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(sizes, e),
+        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(whole, e),
              "e * (embedding + head)", "measured on the engine (0.19.8); where it gathers them was not traced"),
-        term("gathered/persistent", TRAINING, gathered.persistent_bytes(sizes, settings, e),
+        term("gathered/persistent", TRAINING, gathered.persistent_bytes(whole, settings, e),
              "e * tensors up to stage3_param_persistence_threshold", "deepspeed/runtime/zero/parameter_offload.py"),
-        term("gathered/live", turn, gathered.live_bytes(sizes, settings, c.checkpointing, e, tp=degrees.tp),
+        term("gathered/live", turn, gathered.live_bytes(whole, settings, c.checkpointing, e, tp=degrees.tp),
              "e * min(P, max(max_reuse_distance / passes, max_live_parameters, head))",
              "partitioned_param_coordinator.py (0.19.8), measured"),
-        term("gathered/forward_copies", (Moment.FORWARD_END,), gathered.forward_copies_bytes(sizes, settings, e),
+        term("gathered/forward_copies", (Moment.FORWARD_END,), gathered.forward_copies_bytes(whole, settings, e),
              "e * max(3 * prefetch group, 2 * largest tensor of a layer)",
              "partition_parameters.py (0.19.8), measured"),
         term("gathered/backward_copies", (Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER),
-             gathered.backward_copies_bytes(sizes, settings, e),
+             gathered.backward_copies_bytes(whole, settings, e),
              "e * (prefetch group + largest tensor of a layer)", "partition_parameters.py (0.19.8), measured"),
-        term("gathered/first_layer", (Moment.BACKWARD_END,), gathered.end_of_backward_bytes(sizes, e),
+        term("gathered/first_layer", (Moment.BACKWARD_END,), gathered.end_of_backward_bytes(whole, e),
              "e * max(layer, embedding)", "partitioned_param_coordinator.py (0.19.8)"),
-        term("save/module", (Moment.SAVE,), e * sizes.largest_tensor, "e * largest tensor",
+        term("save/module", (Moment.SAVE,), e * whole.largest_tensor, "e * largest tensor",
              "deepspeed/runtime/engine.py _zero3_consolidated_16bit_state_dict"),
     ]  # fmt: skip
     if c.offload.param_device == "none":
@@ -208,9 +239,10 @@ def _stage_three(given: Inputs) -> list[Term]:
         return terms
     group = transients.sub_group_elements(sizes, degrees, settings.sub_group_elements)
     terms += [
-        term("states/master", FROM_INIT, states.FP32_BYTES * shard, "4 * P / N",
+        term("states/master", FROM_INIT, given.precision.state_bytes * shard, "4 * P / N",
              f"{STAGE3} fp32_partitioned_groups_flat"),
-        term("states/optimizer", TRAINING, states.ADAM_STATES_BYTES * shard, "8 * P / N", ZERO_PAPER),
+        term("states/optimizer", TRAINING, optimizer_state_bytes(shard, given.optimizer, given.precision),
+             f"{_per_element(given)} * P / N", ZERO_PAPER),
         term("gradients/partition", FROM_INIT_STATES, gradient_bytes * shard,
              "e * P / N, for the whole run", f"{STAGE3} grad_partitions_flat_buffer"),
         term("init/master_clone", (Moment.INIT_WEIGHTS,), transients.master_clone_bytes(group),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.memory import host, states, transients
 from planner.memory.gpu_terms import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
+from planner.memory.optimizers import optimizer_formula, optimizer_state_bytes
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
 
@@ -74,6 +75,13 @@ def _share(given: Inputs) -> int:
     return states.gradient_partition_bytes(given.sizes.total, degrees, 1)
 
 
+def _optimizer(given: Inputs, share: int) -> Term:
+    """Optimizer states in host memory."""
+    size = given.ranks_per_node * optimizer_state_bytes(share, given.optimizer, given.precision)
+    per_element = optimizer_formula(given.optimizer, given.precision)
+    return _term("states/optimizer", TRAINING, size, f"ranks * {per_element} * P / N", PAGEABLE)
+
+
 def _group(given: Inputs) -> int:
     """Elements of the largest stage-3 sub-group."""
     c = given.candidate
@@ -89,7 +97,7 @@ def _offloaded_one_two(given: Inputs) -> list[Term]:
         _pinned("buffers/weights_staging", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
         _pinned("buffers/largest_gradient", FROM_INIT_STATES, given, e * given.sizes.largest_tensor,
                 "ranks * p2(e * largest tensor)"),
-        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", PAGEABLE),
+        _optimizer(given, share),
         _term("init/before_pinning", (Moment.INIT_STATES,), before_pinning, "ranks * 4 * P / N", PINNING),
     ]  # fmt: skip
     if c.accumulation > 1:
@@ -110,7 +118,7 @@ def _offloaded_stage_three(given: Inputs) -> list[Term]:
         fp32_gradients,
         _term("states/master", FROM_INIT, ranks * 4 * share, "ranks * 4 * P / N",
               "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, pageable"),
-        _term("states/optimizer", TRAINING, ranks * 8 * share, "ranks * 8 * P / N", PAGEABLE),
+        _optimizer(given, share),
         _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
         _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * 4 * group, "ranks * 4 * S",
               "deepspeed/runtime/zero/stage3.py initialize_optimizer_states"),
@@ -118,6 +126,8 @@ def _offloaded_stage_three(given: Inputs) -> list[Term]:
     if c.offload is Offload.OPTIMIZER_AND_PARAMS:
         since_load = (Moment.LOAD, *FROM_INIT)
         terms.append(_pinned("states/weights", since_load, given, e * share, "ranks * p2(e * P / N)"))
+        frozen = states.frozen_share_bytes(given.frozen_weight_bytes, c.degrees.dp)
+        terms.append(_pinned("states/frozen_weights", since_load, given, frozen, "ranks * p2(frozen bytes / N)"))
     return terms
 
 

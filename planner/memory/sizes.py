@@ -5,9 +5,10 @@ In: a model shape and a tensor-parallel degree. Out: `RankSizes`, counted on the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from planner.geometry.adapters import adapter_tensors
 from planner.geometry.params import (
     largest_tensor_numel,
     layer_numel,
@@ -15,7 +16,8 @@ from planner.geometry.params import (
     rank_numel,
     rank_parameter_count,
 )
-from planner.records.model import ModelShape, Split
+from planner.records.model import Adapter, ModelShape, Split
+from planner.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,32 @@ class RankSizes:
         Leaves out: `stage3_model_persistence_threshold`, never reached at its default.
         """
         return sum(numel * count for numel, count in self.tensors if numel <= threshold)
+
+
+@lru_cache(maxsize=64)
+def adapter_sizes(shape: ModelShape, adapter: Adapter) -> RankSizes:
+    """Count the tensors that an adapter adds, the only ones trained; they have no embedding and no head."""
+    tensors = adapter_tensors(shape, adapter)
+    total = sum(t.numel * t.count for t in tensors)
+    return RankSizes(
+        total=total,
+        divided=0,
+        largest_tensor=max(t.numel for t in tensors),
+        layer=ceil_div(total, shape.layers),
+        layer_divided=0,
+        layer_largest_tensor=max(t.numel for t in tensors),
+        embedding=0,
+        head=0,
+        tied=True,
+        tensors=tuple((t.numel, t.count) for t in tensors),
+    )
+
+
+def with_adapter(base: RankSizes, adapter: RankSizes) -> RankSizes:
+    """All parameters of a rank: the frozen ones and the adapter's."""
+    return replace(
+        base, total=base.total + adapter.total, layer=base.layer + adapter.layer, tensors=base.tensors + adapter.tensors
+    )
 
 
 @lru_cache(maxsize=64)

@@ -7,10 +7,13 @@ Symbols as in geometry/legend.py: P elements of the rank after tensor parallelis
 from __future__ import annotations
 
 from planner.geometry.sharding import State, padded_share, shards
+from planner.memory.optimizers import optimizer_state_bytes
 from planner.records.candidate import Degrees, ZeroStage
+from planner.records.model import Precision
+from planner.records.request import Optimizer
+from planner.units import ceil_div
 
 FP32_BYTES = 4
-ADAM_STATES_BYTES = 8  # momentum and variance in fp32
 
 
 def share_elements(rank_elements: int, stage: ZeroStage, state: State, degrees: Degrees) -> int:
@@ -48,8 +51,8 @@ def weight_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element
     return element_bytes * share_elements(rank_elements, stage, State.PARAMETERS, degrees)
 
 
-def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element_bytes: int) -> int:
-    """fp32 master weights.
+def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, precision: Precision) -> int:
+    """Master weights: fp32, or bf16 in pure bf16.
 
     Formula: 4 * P / N from stage 1, 4 * P at stage 0; 0 for fp32 runs at stage 0, where the weights are the master.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `single_partition_of_fp32_groups`, stage3.py
@@ -57,19 +60,32 @@ def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, element
     and always copies (measured on the engine).
     Leaves out: nothing known.
     """
-    if element_bytes == FP32_BYTES and stage is ZeroStage.DISABLED:
+    if precision is Precision.FP32 and stage is ZeroStage.DISABLED:
         return 0
-    return FP32_BYTES * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
+    return precision.state_bytes * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
 
 
-def optimizer_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees) -> int:
-    """Adam's momentum and variance.
+def optimizer_bytes(
+    rank_elements: int, stage: ZeroStage, degrees: Degrees, optimizer: Optimizer, precision: Precision
+) -> int:
+    """The optimizer's states of one rank.
 
-    Formula: 8 * P / N from stage 1, 8 * P at stage 0.
-    Source: arXiv:1910.02054, section 3.1 (K = 12 with the master weights).
+    Formula: what the optimizer stores for P / N elements from stage 1, for P at stage 0.
+    Source: arXiv:1910.02054, section 3.1; per optimizer in memory/optimizers.py.
     Leaves out: the step counter.
     """
-    return ADAM_STATES_BYTES * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
+    share = share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
+    return optimizer_state_bytes(share, optimizer, precision)
+
+
+def frozen_share_bytes(frozen_weight_bytes: int, dp: int) -> int:
+    """A stage-3 shard of weights that are not trained.
+
+    Formula: bytes of the frozen weights / N, rounded up.
+    Source: deepspeed/runtime/zero/partition_parameters.py (0.19.8): zero.Init divides every parameter.
+    Leaves out: padding of each tensor's shard.
+    """
+    return ceil_div(frozen_weight_bytes, dp)
 
 
 def full_gradient_bytes(rank_elements: int, element_bytes: int) -> int:

@@ -128,8 +128,35 @@ class Precision(str, Enum):
     """The same in fp16, with dynamic loss scaling."""
     FP32 = "fp32"
     """Everything in fp32."""
+    PURE_BF16 = "pure-bf16"
+    """bf16 weights, gradients, master weights and optimizer states: no fp32 copy of anything."""
 
     @property
     def bytes(self) -> int:
         """Bytes of one weight."""
         return 4 if self is Precision.FP32 else 2
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one value of the master weights and of the optimizer's states."""
+        return 2 if self is Precision.PURE_BF16 else 4
+
+
+class Method(str, Enum):
+    """What is trained."""
+
+    FULL = "full"
+    """Every parameter."""
+    LORA = "lora"
+    """Low-rank adapters beside frozen weights in the precision of the run."""
+    QLORA = "qlora"
+    """Low-rank adapters beside frozen weights in 4 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Low-rank adapters: two matrices of `rank` beside every target."""
+
+    method: Method  # LORA or QLORA
+    rank: int
+    targets: tuple[str, ...]  # module names as peft takes them: `q_proj`, or `all-linear` alone

@@ -7,7 +7,7 @@ from enum import Enum
 
 from planner.records.candidate import Checkpointing, Offload, ZeroSettings, ZeroStage
 from planner.records.machine import Cluster
-from planner.records.model import ModelShape, Precision
+from planner.records.model import Adapter, Method, ModelShape, Precision
 
 
 class Attention(str, Enum):
@@ -28,6 +28,23 @@ class Loss(str, Enum):
     """Whole logits, upcast to fp32."""
     FUSED = "fused"
     """Head and cross-entropy fused in chunks (Liger): logits never whole."""
+
+
+class Optimizer(str, Enum):
+    """The update rule."""
+
+    ADAMW = "adamw"
+    """Momentum and variance."""
+    ADAMW_8BIT = "adamw-8bit"
+    """The same in 8-bit blocks (bitsandbytes)."""
+    ADAFACTOR = "adafactor"
+    """A factored variance, no momentum."""
+    LION = "lion"
+    """Momentum alone; the update is its sign."""
+    MUON = "muon"
+    """Momentum orthogonalised for matrices, Adam for the rest."""
+    SGD = "sgd"
+    """Momentum alone."""
 
 
 class Objective(str, Enum):
@@ -57,6 +74,13 @@ class Workload:
     attention: Attention
     loss: Loss
     tokens: int | None  # tokens to train on, for time and cost
+    optimizer: Optimizer = Optimizer.ADAMW
+    adapter: Adapter | None = None  # None: every parameter is trained
+
+    @property
+    def method(self) -> Method:
+        """What is trained."""
+        return self.adapter.method if self.adapter else Method.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
-from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Request, Workload
+from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
 from planner.spec import ds_config
 from planner.spec.cluster import parse_cluster
 from planner.spec.fields import MAX_MICRO_BATCH, choice, choices, integers, positive, share
@@ -130,6 +130,7 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         attention=attention_in_force(model, _attention(given)),
         loss=choice(Loss, "loss", given.get("loss", "standard")),
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
+        optimizer=choice(Optimizer, "optimizer", given.get("optimizer", "adamw")),
     )
 
 
@@ -232,9 +233,9 @@ def described(request: Request, *, model: str, gpus: str) -> Request:
         "gpus": gpus,
         "seq_len": w.seq_len,
         "global_batch": w.global_batch,
-        "method": "full",
+        "method": w.method.value,
         "precision": w.precision.value,
-        "optimizer": "adamw",
+        "optimizer": w.optimizer.value,
         "attention": w.attention.value,
         "loss": w.loss.value,
         "host_ram": None

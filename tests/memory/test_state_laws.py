@@ -16,6 +16,8 @@ from planner.memory.host_terms import host_terms
 from planner.memory.sizes import RankSizes
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import Device, Moment
+from planner.records.model import Precision
+from planner.records.request import Optimizer
 from planner.search.settings import default_settings
 
 ELEMENTS = st.integers(1, 10**12)
@@ -30,8 +32,8 @@ def state_bytes(elements: int, stage: ZeroStage, ranks: int) -> int:
     return (
         states.weight_bytes(elements, stage, degrees, 2)
         + gradients
-        + states.master_bytes(elements, stage, degrees, 2)
-        + states.optimizer_bytes(elements, stage, degrees)
+        + states.master_bytes(elements, stage, degrees, Precision.BF16)
+        + states.optimizer_bytes(elements, stage, degrees, Optimizer.ADAMW, Precision.BF16)
     )
 
 
@@ -142,7 +144,10 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
         candidate=candidate,
         sizes=sizes,
         model_elements=elements,
-        element_bytes=2,
+        whole=sizes,
+        frozen_weight_bytes=0,
+        precision=Precision.BF16,
+        optimizer=Optimizer.ADAMW,
         capacity_bytes=80 * 2**30,
         ranks_per_node=ranks,
     )
