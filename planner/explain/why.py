@@ -67,8 +67,8 @@ def binding_sentence(request: Request, evaluation: Evaluation) -> str:
 def components(evaluation: Evaluation, phase: Phase) -> tuple[tuple[str, int], ...]:
     """GPU bytes of one phase by component, largest first."""
     sums: dict[str, int] = {}
-    for term in evaluation.memory.terms:
-        if term.device is Device.GPU and phase in evaluation.memory.phases_of(term):
+    for term, phases in evaluation.memory.terms_with_phases():
+        if term.device is Device.GPU and phase in phases:
             group = term.name if term.name.startswith("states/") else term.name.split("/")[0]
             sums[group] = sums.get(group, 0) + term.size_bytes
     return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

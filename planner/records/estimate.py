@@ -108,9 +108,11 @@ class MemoryEstimate:
         """Tensors and overhead: the counterpart of nvidia-smi."""
         return self.peaks[Device.GPU] + self.gpu_overhead_bytes
 
-    def phases_of(self, term: Term) -> tuple[Phase, ...]:
-        """The phases whose fullest moment this term is alive in."""
-        return tuple(phase for phase in Phase if self.binding_moment(term.device, phase) in term.moments)
+    def terms_with_phases(self) -> tuple[tuple[Term, tuple[Phase, ...]], ...]:
+        """Every term that is alive in the fullest moment of a phase, and those phases."""
+        binding = {device: [(phase, self.binding_moment(device, phase)) for phase in Phase] for device in Device}
+        found = ((t, tuple(phase for phase, m in binding[t.device] if m in t.moments)) for t in self.terms)
+        return tuple((term, phases) for term, phases in found if phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

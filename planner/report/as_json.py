@@ -151,13 +151,12 @@ def memory_document(request: Request, memory: MemoryEstimate) -> dict[str, Any]:
             {
                 "name": term.name,
                 "device": term.device.value,
-                "phases": [phase.value for phase in memory.phases_of(term)],
+                "phases": [phase.value for phase in phases],
                 "bytes": term.size_bytes,
                 "formula": term.formula,
                 "source": term.source,
             }
-            for term in memory.terms
-            if memory.phases_of(term)
+            for term, phases in memory.terms_with_phases()
         ],
     }
 
