@@ -108,33 +108,39 @@ def trace(
     transformers.logging.set_verbosity_error()
     # Fake tensors cannot prove that a causal mask is unnecessary, so an s x s mask would be saved in every layer.
     masking.find_packed_sequence_indices = lambda position_ids: None
-    found: dict[str, int] = {}
     with FakeTensorMode():
         model = build(config, layers, attention, precision)
         if checkpointing == "full":
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for parameter in model.parameters():
+        return measure(model, layers, micro_batch, seq_len)
+
+
+def measure(model: torch.nn.Module, layers: int, micro_batch: int, seq_len: int) -> dict[str, int]:
+    """One step of a model on fake tensors; must be called inside FakeTensorMode."""
+    found: dict[str, int] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        live = LiveBytes([*model.parameters(), *model.buffers()])
+    live = LiveBytes([*model.parameters(), *model.buffers()])
 
-        def gradient_leaves_head(_: torch.Tensor) -> None:
-            found["backward_head"] = live.peak - start
-            live.peak = live.now
+    def gradient_leaves_head(_: torch.Tensor) -> None:
+        found["backward_head"] = live.peak - start
+        live.peak = live.now
 
-        def watch(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if "watched" not in found:  # the first call only: a checkpointed layer runs again in backward
-                found["watched"] = 1
-                (output[0] if isinstance(output, tuple) else output).register_hook(gradient_leaves_head)
+    def watch(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if "watched" not in found:  # the first call only: a checkpointed layer runs again in backward
+            found["watched"] = 1
+            (output[0] if isinstance(output, tuple) else output).register_hook(gradient_leaves_head)
 
-        decoder_layers(model, layers)[-1].register_forward_hook(watch)
-        with live:
-            tokens = torch.randint(0, 100, (micro_batch, seq_len))
-            start = live.now
-            loss = model(input_ids=tokens, labels=tokens).loss
-            found["forward_end"], found["forward_peak"] = live.now - start, live.peak - start
-            live.peak = live.now
-            loss.backward()
-        found["backward_layer"] = live.peak - start
+    decoder_layers(model, layers)[-1].register_forward_hook(watch)
+    with live:
+        tokens = torch.randint(0, 100, (micro_batch, seq_len))
+        start = live.now
+        loss = model(input_ids=tokens, labels=tokens).loss
+        found["forward_end"], found["forward_peak"] = live.now - start, live.peak - start
+        live.peak = live.now
+        loss.backward()
+    found["backward_layer"] = live.peak - start
     return {name: found[name] for name in QUANTITIES}
 
 
