@@ -26,6 +26,11 @@ _LLAMA = {
     "layer/mlp/up": "mlp.up_proj",
     "layer/mlp/down": "mlp.down_proj",
 }
+_FUSED_MLP = {
+    **_QKVO,
+    "layer/mlp/gate_up": "mlp.gate_up_proj",
+    "layer/mlp/down": "mlp.down_proj",
+}
 _FUSED = {
     "layer/attention/qkv": "self_attn.qkv_proj",
     "layer/attention/o": "self_attn.o_proj",
@@ -61,10 +66,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "layer/mlp/shared/router": "mlp.shared_expert_gate",
     },
     "phi3": _FUSED,
-    **dict.fromkeys(
-        ("glm", "glm4"),
-        {**_QKVO, "layer/mlp/gate_up": "mlp.gate_up_proj", "layer/mlp/down": "mlp.down_proj"},
-    ),
+    "glm": _FUSED_MLP,
+    "glm4": _FUSED_MLP,
     "phi": {
         **_QKVO,
         "layer/attention/o": "self_attn.dense",

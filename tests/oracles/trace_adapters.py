@@ -26,6 +26,9 @@ import trace_activations as full
 
 RANK = 8
 ALL_LINEAR = "all-linear"
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ONLY_ATTENTION = ("mixtral", "qwen3_moe")
+"""Types whose `all-linear` peft turns into adapters on the stacked experts, which a plan does not use."""
 TARGETS: dict[str, list[str]] = {
     "llama": ["q_proj", "v_proj"],
     "mistral window": ["q_proj", "v_proj"],
@@ -92,7 +95,7 @@ def trace(
 def runs(name: str) -> Iterator[dict[str, Any]]:
     """The settings every case is traced with."""
     attention = "eager" if full.CASES[name]["model_type"] in full.EAGER_ONLY else "sdpa"
-    for targets in (TARGETS[name], ALL_LINEAR):
+    for targets in (TARGETS[name], ATTENTION if name in ONLY_ATTENTION else ALL_LINEAR):
         for checkpointing in ("none", "full"):
             for seq_len in (1024, 2048):
                 for micro_batch in (1, 2):
