@@ -3,13 +3,14 @@
 
 `dsplan smoke` starts this file through the plan's launch.sh, in place of train.py, on every rank. It reads the
 task that DSPLAN_SMOKE_TASK names (the plan, the shrunken model, where to work), trains a few optimizer steps,
-compares what the DeepSpeed engine answers with plan.json, saves a checkpoint, spoils every weight and reads the
-checkpoint back. Rank 0 writes all comparisons as JSON; it decides nothing about them.
+compares what the DeepSpeed engine answers with plan.json, counts tensor bytes, saves a checkpoint, spoils every weight
+and reads the checkpoint back. Rank 0 writes all comparisons as JSON; it decides nothing about them.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import json
 import math
@@ -22,6 +23,7 @@ import torch
 import torch._dynamo  # before zero.Init, which replaces torch.Tensor.__new__
 import torch.distributed as dist
 from safetensors import safe_open
+from smoke_memory import Phases
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 TASK = json.loads(Path(os.environ["DSPLAN_SMOKE_TASK"]).read_text("utf-8"))
@@ -62,6 +64,16 @@ def write_report(**more: Any) -> bool:
     return all(answer["ok"] for answers in everyone for answer in answers)
 
 
+def count_tensors() -> Phases:
+    """From now on, where the counting allocator could be built."""
+    if TASK["counting_library"] is None:
+        return Phases(None)
+    sys.path.append(TASK["planner"])  # last: it is needed only where dsplan runs from a checkout
+    from planner.launch.counting_allocator import install
+
+    return Phases(install(Path(TASK["counting_library"])))
+
+
 def run_without_gpu() -> None:
     """Let Accelerate, Transformers and DeepSpeed start on a CPU; nothing here touches what the plan decides."""
     import accelerate.state
@@ -86,13 +98,13 @@ def run_without_gpu() -> None:
             raise SystemExit("cannot be dry-run here: NVMe offload needs libaio and its headers")
 
 
-def load_train_script() -> Any:
-    """The plan's train.py, given the shrunken model and spared what needs a GPU or worker processes."""
+def load_train_script(phases: Phases) -> Any:
+    """The plan's train.py, given the shrunken model with sizes to match, spared what needs a GPU or workers."""
     spec = importlib.util.spec_from_file_location("train", Path(TASK["folder"]) / "train.py")
     train = importlib.util.module_from_spec(spec)
     sys.modules["train"] = train
     spec.loader.exec_module(train)
-    read_files, training_arguments = train.read_files, train.training_arguments
+    read_files, training_arguments, build_model = train.read_files, train.training_arguments, train.build_model
 
     def read_shrunken(folder: Path) -> Any:
         plan, engine = read_files(folder)
@@ -103,12 +115,20 @@ def load_train_script() -> Any:
     def without_workers(*arguments: Any) -> Any:
         built = training_arguments(*arguments)
         built.dataloader_num_workers, built.dataloader_pin_memory = 0, False
-        for section in built.hf_deepspeed_config.config["zero_optimization"].values():
+        zero = built.hf_deepspeed_config.config["zero_optimization"]
+        zero.update(TASK["zero_sizes"])
+        for section in zero.values():
             if isinstance(section, dict) and "nvme_path" in section:
                 section["nvme_path"] = TASK["work"]
         return built
 
+    def build_counted(*arguments: Any) -> Any:
+        model = build_model(*arguments)
+        phases.end("load")
+        return model
+
     train.read_files, train.training_arguments = read_shrunken, without_workers
+    train.build_model = build_counted
     return train
 
 
@@ -136,6 +156,11 @@ def weights(engine: Any) -> list[torch.Tensor]:
     return [p.ds_tensor if hasattr(p, "ds_tensor") else p.data for p in engine.module.parameters()]
 
 
+def digests(tensors: list[torch.Tensor]) -> list[str]:
+    """What the tensors hold, without keeping a copy that would be counted."""
+    return [hashlib.sha256(t.detach().contiguous().view(torch.uint8).numpy()).hexdigest() for t in tensors]
+
+
 def held(engine: Any) -> list[torch.Tensor]:
     """Every tensor of this rank's state: weights, master weights, Adam moments."""
     states = engine.basic_optimizer.state.items()
@@ -146,8 +171,8 @@ def held(engine: Any) -> list[torch.Tensor]:
 class Watch(TrainerCallback):
     """Asks the engine before the first step, then counts micro-steps and layer forwards and keeps the losses."""
 
-    def __init__(self, trainer: Any, whole: dict[str, list[int]]) -> None:
-        self.trainer, self.whole = trainer, whole
+    def __init__(self, trainer: Any, whole: dict[str, list[int]], phases: Phases) -> None:
+        self.trainer, self.whole, self.phases = trainer, whole, phases
         self.losses: list[float] = []
         self.micro_steps: list[int] = []
         self.forwards = 0
@@ -155,7 +180,7 @@ class Watch(TrainerCallback):
         original = trainer.training_step
 
         def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
-            self.batch = {name: tensor.clone() for name, tensor in inputs.items()}
+            self.batch = dict(inputs)
             loss = original(model, inputs, *more, **options)
             self.losses.append(loss.item())
             self.micro_steps[-1] += 1
@@ -164,6 +189,7 @@ class Watch(TrainerCallback):
         trainer.training_step = training_step
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.phases.end("init")
         self.engine = self.trainer.model_wrapped
         name, self.layers = decoder(self.engine.module)
         for layer in self.layers:  # hooks on a part: wrapping a layer's forward would switch its checkpointing off
@@ -172,13 +198,15 @@ class Watch(TrainerCallback):
         if not write_report(finished=False):
             raise SystemExit("the engine is not built as the plan says")
         check_shards(self.engine, self.whole, name)
-        self.first_weights = [tensor.clone() for tensor in weights(self.engine)]
+        self.first_weights = digests(weights(self.engine))
+        self.phases.follow(self.engine)
 
     def count_forward(self, *_: Any) -> None:
         self.forwards += 1
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.micro_steps.append(0)
+        self.phases.begin_step()
 
 
 def check_settings(engine: Any) -> None:
@@ -204,6 +232,9 @@ def check_settings(engine: Any) -> None:
     check("gradient accumulation", PLAN["accumulation"], engine.gradient_accumulation_steps())
     check("gradient clipping", TASK["gradient_clipping"], engine.gradient_clipping())
     check("checkpointing", PLAN["checkpointing"] == "full", engine.module.is_activation_checkpointing)
+    for name, size in TASK["zero_sizes"].items():
+        found = getattr(engine._config.zero_config, name.removeprefix("stage3_"))
+        check(f"{name} (the plan's, shrunken with the model)", size, found)
 
 
 def least_shard(local: dict[str, Any], whole: dict[str, list[int]]) -> int:
@@ -244,7 +275,7 @@ def check_training(watch: Watch) -> None:
     engine, steps = watch.engine, TASK["steps"]
     check("micro-steps of each optimizer step", [PLAN["accumulation"]] * steps, watch.micro_steps)
     check("optimizer steps", steps, engine.global_steps)
-    changed = sum(not torch.equal(old, new) for old, new in zip(watch.first_weights, weights(engine), strict=True))
+    changed = sum(old != new for old, new in zip(watch.first_weights, digests(weights(engine)), strict=True))
     check("weight tensors that training changed", "some", changed, ok=changed > 0)
     check("losses that are finite", len(watch.losses), sum(map(math.isfinite, watch.losses)))
     passes = 2 if PLAN["checkpointing"] == "full" else 1
@@ -298,21 +329,30 @@ def check_saved_model(trainer: Any, whole: dict[str, list[int]]) -> None:
     check("saved tensors with a missing or wrong shape", [], wrong)
 
 
+def fullest(peaks: dict[str, int]) -> dict[str, int]:
+    """The peak of each phase on the rank that held the most in it."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, peaks)
+    return {phase: max(rank[phase] for rank in everyone) for phase in peaks}
+
+
 def main() -> None:
+    phases = count_tensors()
     run_without_gpu()
     whole = whole_shapes()
-    train = load_train_script()
+    train = load_train_script(phases)
     options = ["--max-steps", str(TASK["steps"]), "--output-dir", TASK["work"]]
     trainer = train.build_trainer(train.parse_arguments(options))
-    watch = Watch(trainer, whole)
+    watch = Watch(trainer, whole, phases)
     trainer.add_callback(watch)
     trainer.train()
+    memory = fullest(phases.peaks)
     check_training(watch)
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    write_report(finished=False, losses=losses)
+    write_report(finished=False, losses=losses, memory=memory)
     check_checkpoint(watch)
     check_saved_model(trainer, whole)
-    write_report(finished=True, losses=losses)
+    write_report(finished=True, losses=losses, memory=memory)
     dist.destroy_process_group()
 
 

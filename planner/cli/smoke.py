@@ -20,14 +20,20 @@ def smoke_command(
 
 
 def dry_run(folder: Path, *, timeout_s: float = 900, as_json: bool = False, quiet: bool = False) -> int:
-    """Run it, print what was asserted."""
+    """Run it, print what was asserted and compared, also where that fails."""
     from planner.cli.show_answer import print_json
-    from planner.launch.result import smoke_text
+    from planner.launch.result import DryRunFailed, smoke_text
     from planner.launch.smoke import run_smoke
 
-    result = run_smoke(folder, timeout_s=timeout_s, report=lambda line: typer.echo(line, err=True))
+    failure = None
+    try:
+        result = run_smoke(folder, timeout_s=timeout_s, report=lambda line: typer.echo(line, err=True))
+    except DryRunFailed as failed:
+        failure, result = failed, failed.result
     if as_json:
         print_json(result.to_dict())
     elif not quiet:
         typer.echo(smoke_text(result))
+    if failure is not None:
+        raise failure
     return 0

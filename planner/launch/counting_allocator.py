@@ -4,8 +4,8 @@
     counter = install(library)      in the process to be measured, before its first tensor
     counter.take_peak_bytes()       the most since the last call
 
-Every allocation on every thread is seen; tensors made before `install` are not. It needs a C++ compiler and the headers
-that come with torch; torch itself is loaded by the measured process only.
+Every allocation on every thread is seen, but what gloo's own threads stage; tensors made before `install` are not. It
+needs a C++ compiler and the headers that come with torch; torch itself is loaded by the measured process only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,26 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.resources import read_text
 
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_LIMIT_S = 300
+COLLECTIVES = (
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "reduce",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +50,15 @@ class Counter:
     def take_peak_bytes(self) -> int:
         """The most bytes that were alive at once since the last call; starts again from what is alive now."""
         return int(self.functions.take_peak_bytes())
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What this thread allocates meanwhile is not counted, nor its release later."""
+        self.functions.pause_this_thread()
+        try:
+            yield
+        finally:
+            self.functions.resume_this_thread()
 
 
 def build(folder: Path) -> Path:
@@ -71,6 +92,24 @@ def install(library: Path) -> Counter:
     functions.alive_bytes.restype = functions.take_peak_bytes.restype = ctypes.c_int64
     functions.install()
     return Counter(functions=functions)
+
+
+def leave_out_staging(counter: Counter) -> None:
+    """Gloo stages copies of what it gathers and scatters on the calling thread too, where NCCL works in place: they are
+    not counted. To be called before DeepSpeed looks the collectives up."""
+    from torch import distributed
+
+    for name in COLLECTIVES:
+        setattr(distributed, name, _uncounted(counter, getattr(distributed, name)))
+
+
+def _uncounted(counter: Counter, collective: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(collective)
+    def run(*arguments: Any, **options: Any) -> Any:
+        with counter.uncounted():
+            return collective(*arguments, **options)
+
+    return run
 
 
 def _compiler() -> str:

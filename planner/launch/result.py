@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.errors import LaunchFailed
+from planner.launch.memory_check import MemoryComparison
+from planner.units import MIB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -32,6 +36,7 @@ class SmokeResult:
     losses: tuple[float, ...]  # of rank 0, one an optimizer step
     seconds: float
     checks: tuple[Check, ...]
+    memory: MemoryComparison
     not_shown: tuple[str, ...]  # what this run cannot prove, and what it changed
     versions: Mapping[str, str]
     model_config: Mapping[str, Any]  # the shrunken model
@@ -42,8 +47,16 @@ class SmokeResult:
         return asdict(self)
 
 
+class DryRunFailed(LaunchFailed):
+    """The dry run did not do what the plan says, or held other tensors than predicted; `result` tells everything."""
+
+    def __init__(self, result: SmokeResult, *, hint: str) -> None:
+        super().__init__(result.error or "", hint=hint)
+        self.result = result
+
+
 def smoke_text(result: SmokeResult) -> str:
-    """The verdict, every comparison, and what was not shown."""
+    """The verdict, every comparison, the memory of each phase, and what was not shown."""
     width = max((len(check.what) for check in result.checks), default=0)
     lines = [f"{'ok ' if c.ok else 'BAD'}  {c.what:<{width}}  {_answer(c)}" for c in result.checks]
     verdict = "the plan is in force" if result.passed else f"failed: {result.error}"
@@ -52,7 +65,26 @@ def smoke_text(result: SmokeResult) -> str:
     )
     losses = f"loss {', '.join(f'{loss:.3f}' for loss in result.losses)}" if result.losses else ""
     open_points = [f"not shown: {line}" for line in result.not_shown]
-    return "\n".join([f"dry run: {verdict}", ranks, *([losses] if losses else []), *lines, *open_points])
+    said = [f"dry run: {verdict}", ranks, *([losses] if losses else []), *lines, *_memory_lines(result.memory)]
+    return "\n".join([*said, *open_points])
+
+
+def _memory_lines(memory: MemoryComparison) -> list[str]:
+    """Predicted and measured bytes of each phase, or why they were not compared."""
+    if memory.skipped is not None:
+        return [f"memory: predicted and measured bytes were not compared: {memory.skipped}"]
+    title = f"memory: tensors of the fullest rank, at most {memory.limit_percent:g} % apart"
+    head = f"     {'phase':<9}{'predicted':>13}{'measured':>13}{'difference':>13}"
+    rows = [
+        f"{'ok ' if p.within_limit else 'BAD'}  {p.phase:<9}{_mib(p.predicted_bytes):>13}{_mib(p.measured_bytes):>13}"
+        f"{f'{p.difference_percent:+.2f} %':>13}"
+        for p in memory.phases
+    ]
+    return [title, head, *rows]
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.3f} MiB"
 
 
 def _answer(check: Check) -> str:

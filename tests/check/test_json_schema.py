@@ -32,6 +32,20 @@ SMOKE = {
     "log_tail": [""],
     "versions": {"torch": "2.13.0"},
     "checks": [{"what": "stage", "expected": 3, "found": 3, "ok": True, "ranks_failed": []}],
+    "memory": {
+        "skipped": None,
+        "limit_percent": 3.0,
+        "phases": [
+            {
+                "phase": phase,
+                "predicted_bytes": 100,
+                "measured_bytes": 101,
+                "difference_percent": -0.99,
+                "within_limit": True,
+            }
+            for phase in ("load", "init", "forward", "backward", "step")
+        ],
+    },
     "model_config": {},
 }
 

@@ -11,12 +11,17 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.launch import smoke
+from planner.launch.memory_check import MemoryComparison
 from planner.launch.result import Check, SmokeResult, smoke_text
 from planner.launch.smoke import run_smoke
 
 PLAN = {
     "request": {"seq_len": 2048, "attention": "flash", "loss": "fused", "launcher": "accelerate"},
-    "model": {"model_type": "llama", "config": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4}},
+    "model": {
+        "model_type": "llama",
+        "config": {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 4,
+                   "vocab_size": 4096, "max_position_embeddings": 512},
+    },
     "plans": [
         {"zero_stage": 2, "tp": 1, "dp": 4, "checkpointing": "none", "offload": "none", "micro_batch": 1,
          "accumulation": 1, "precision": "bf16"}
@@ -119,8 +124,10 @@ def test_what_was_not_shown_is_said(tmp_path):
         "dp 2 stands for the plan's dp 4",
         "`flash`",
         "`fused`",
-        "16 tokens instead of 2048",
-        "memory, speed",
+        "128 tokens instead of 2048",
+        "speed, NCCL and GPU kernels",
+        "CUDA context",
+        "reduce_bucket_size 500,000,000 ->",
     ):
         assert words in not_shown
 
@@ -133,13 +140,15 @@ def test_the_text_shows_every_check_and_marks_a_wrong_one():
     text = smoke_text(
         SmokeResult(
             passed=False, error="why", launcher="deepspeed", ranks=2, tp=1, dp=2, steps=3, losses=(6.5,), seconds=20.0,
-            checks=checks, not_shown=("memory",), versions={}, model_config={}, log_tail=(),
+            checks=checks, memory=MemoryComparison(skipped="there is no C++ compiler", limit_percent=3.0),
+            not_shown=("memory",), versions={}, model_config={}, log_tail=(),
         )
     )  # fmt: skip
     assert "failed: why" in text
     assert "BAD  ZeRO stage   3, the plan says 2" in text
     assert "ok   micro-steps  2 each" in text
     assert "not shown: memory" in text
+    assert "memory: predicted and measured bytes were not compared: there is no C++ compiler" in text
 
 
 def test_importing_the_dry_run_imports_nothing_heavy():

@@ -1,0 +1,89 @@
+"""The memory model against the dry run: predicted and measured tensor bytes of the fullest rank, phase by phase.
+
+In: the shrunken model, its candidate and workload; what the ranks counted. Out: a `MemoryComparison`. On a CPU device
+and host are one memory, so both shares of a rank are added up; what no tensor of the engine accounts for is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.memory.estimate import estimate_memory
+from planner.records.candidate import Candidate, Offload, ZeroStage
+from planner.records.estimate import MOMENTS_OF, Device, MemoryEstimate, Moment, Phase
+from planner.records.model import ModelShape
+from planner.records.request import Workload
+from planner.spec.cluster import parse_cluster
+
+PHASES = (Phase.LOAD, Phase.INIT, Phase.FORWARD, Phase.BACKWARD, Phase.STEP)
+LIMIT_PERCENT = 3.0
+OFFLOADED_LIMIT_PERCENT = 5.0
+NOT_TENSORS_OF_THE_ENGINE = ("host/process", "load/copy", "save/copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBytes:
+    """One phase: its fullest moment as predicted, and as the fullest rank counted it."""
+
+    phase: str
+    predicted_bytes: int
+    measured_bytes: int
+    difference_percent: float  # of predicted from measured
+    within_limit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryComparison:
+    """All phases, or why they were not compared."""
+
+    skipped: str | None
+    limit_percent: float
+    phases: tuple[PhaseBytes, ...] = ()
+
+
+def predicted_bytes(model: ModelShape, workload: Workload, candidate: Candidate) -> Mapping[Phase, int]:
+    """Bytes of the fullest rank in each phase, on a CPU: pinning rounds nothing there."""
+    ranks = candidate.degrees.world_size
+    unpinned = replace(candidate, settings=replace(candidate.settings, pin_memory=False))
+    memory = estimate_memory(model, parse_cluster(f"{ranks}xA100-80G"), workload, unpinned)
+    bytes_of = {phase: phase_bytes(memory, phase, ranks=ranks) for phase in PHASES}
+    if candidate.zero is not ZeroStage.PARAMETERS:  # every rank builds the whole model before there is an engine
+        bytes_of[Phase.LOAD] = next(term.size_bytes // ranks for term in memory.terms if term.name == "load/copy")
+    return bytes_of
+
+
+def phase_bytes(memory: MemoryEstimate, phase: Phase, *, ranks: int) -> int:
+    """Tensor bytes of one rank at the fullest moment of a phase, device and host together."""
+
+    def alive(moment: Moment) -> int:
+        host = sum(
+            term.size_bytes // ranks
+            for term in memory.terms
+            if term.device is Device.HOST and moment in term.moments and term.name not in NOT_TENSORS_OF_THE_ENGINE
+        )
+        return memory.moment_bytes[Device.GPU][moment] + host
+
+    return max(alive(moment) for moment in MOMENTS_OF[phase])
+
+
+def limit_percent(offload: Offload) -> float:
+    """How far predicted bytes may be from measured ones; further where host and device are told apart by nothing."""
+    return LIMIT_PERCENT if offload is Offload.NONE else OFFLOADED_LIMIT_PERCENT
+
+
+def compare(predicted: Mapping[Phase, int], measured: Mapping[str, int], *, limit_percent: float) -> MemoryComparison:
+    """Every phase side by side."""
+    phases = []
+    for phase in PHASES:
+        difference = 100 * (predicted[phase] / measured[phase.value] - 1)
+        phases.append(
+            PhaseBytes(
+                phase=phase.value,
+                predicted_bytes=predicted[phase],
+                measured_bytes=measured[phase.value],
+                difference_percent=round(difference, 2),
+                within_limit=abs(difference) <= limit_percent,
+            )
+        )
+    return MemoryComparison(skipped=None, limit_percent=limit_percent, phases=tuple(phases))

@@ -1,0 +1,74 @@
+"""A plan made small: the same strategy for a tiny model of the same architecture on a few ranks.
+
+In: plan.json's document and its ds_config.json. Out: `SmallPlan`, what the dry run launches and what is predicted for
+it. The strategy is the plan's own; data-parallel ranks, sequence length and sizes counted in elements are smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.launch.shrink import shrink
+from planner.launch.small_settings import shrink_settings
+from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
+from planner.records.model import ModelShape, Precision
+from planner.records.request import Attention, Loss, Optimizer, Workload
+from planner.spec import ds_config
+from planner.spec.hf_config import shape_from_config
+
+TOKENS = 256  # of a micro-batch: enough that activations show beside the states of a tiny model
+SHORTEST, LONGEST = 16, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallPlan:
+    """What a dry run trains, and how."""
+
+    config: Mapping[str, Any]  # fields of the tiny model's config.json
+    shape: ModelShape
+    candidate: Candidate
+    workload: Workload
+    planned_settings: ZeroSettings  # the plan's own sizes
+
+    @property
+    def ranks(self) -> int:
+        """Processes to launch."""
+        return self.candidate.degrees.world_size
+
+
+def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) -> SmallPlan:
+    """The first plan of the document on that many ranks; raises PlannerError for a file that cannot be planned."""
+    plan, request, model = document["plans"][0], document["request"], document["model"]
+    model_type = model["model_type"]
+    config = shrink(model["config"], tp=plan["tp"])
+    whole = shape_from_config({**model["config"], "model_type": model_type}, name=model_type, source="plan.json")
+    shape = shape_from_config({**config, "model_type": model_type}, name=f"small {model_type}", source="plan.json")
+    world_size = plan["tp"] * plan["dp"]
+    planned = ds_config.read(engine_file, world_size=world_size, hidden=whole.hidden).settings
+    return SmallPlan(
+        config=config,
+        shape=shape,
+        candidate=Candidate(
+            zero=ZeroStage(plan["zero_stage"]),
+            degrees=Degrees(tp=plan["tp"], dp=ranks // plan["tp"]),
+            checkpointing=Checkpointing(plan["checkpointing"]),
+            offload=Offload(plan["offload"]),
+            micro_batch=plan["micro_batch"],
+            accumulation=plan["accumulation"],
+            settings=shrink_settings(planned, whole=whole, small=shape),
+        ),
+        workload=Workload(
+            seq_len=min(LONGEST, max(SHORTEST, TOKENS // plan["micro_batch"])),
+            global_batch=None,
+            accumulation=plan["accumulation"],
+            precision=Precision(plan["precision"]),
+            attention=Attention.EAGER if request["attention"] == "eager" else Attention.SDPA,  # flash needs a GPU
+            loss=Loss.STANDARD,  # the fused loss does too
+            tokens=None,
+            optimizer=Optimizer(request.get("optimizer", "adamw")),
+        ),
+        planned_settings=planned,
+    )
