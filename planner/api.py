@@ -22,7 +22,7 @@ from planner.search.remedies import find_remedies
 from planner.search.search import search, with_micro_batch
 from planner.search.space import micro_batches, strategies
 from planner.search.summary import rejection_evaluation
-from planner.spec.request import build_request, described
+from planner.spec.request import build_request, described, require_even_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,15 @@ class Answer:
 def plan(*, out: str | Path | None = None, force: bool = False, smoke: bool = False, **fields: Any) -> Answer:
     """Search, rank and explain; with `out`, write the files of the best plan, and with `smoke`, try them on the CPU.
 
-    Raises PlannerError for a request that is wrong or a folder that cannot be written, LaunchFailed when the dry run
-    fails. When nothing fits, nothing is written.
+    A tensor-parallel degree that was named has to divide the heads. When nothing fits, nothing is written. Raises
+    PlannerError for a request that is wrong or a folder that cannot be written, LaunchFailed when the dry run fails.
     """
     if smoke and out is None:
         raise PlannerError("`smoke` needs `out`", hint="the dry run launches the files of a folder")
-    answer = Answer(plan=solve(build_request(fields)))
+    request = build_request(fields)
+    if fields.get("tp") is not None or request.axes.settings is not None:
+        require_even_shards(request)
+    answer = Answer(plan=solve(request))
     if out is not None and answer.fits:
         answer.write(Path(out), force=force)
         if smoke:
@@ -100,7 +103,7 @@ def estimate(**fields: Any) -> Answer:
     strategy = next(strategies(request))
     listed = micro_batches(request, strategy.degrees.dp)
     candidate = with_micro_batch(request, strategy, listed[0] if listed else strategy.micro_batch)
-    outcome = evaluate(request, candidate, speed_constants())
+    outcome = evaluate(request, candidate, speed_constants(), proposed=False)
     if not isinstance(outcome, Evaluation):
         if outcome.memory is None:
             raise PlannerError(

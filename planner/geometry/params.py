@@ -8,9 +8,11 @@ layer are two. The split of each tensor is what DeepSpeed 0.19.8's AutoTP did in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from planner.records.model import AutoTP, ModelShape, ParameterTensor, Position, Split
+from planner.records.traced import TracedModel
 from planner.units import ceil_div
 
 EXPERT_PREFIX = "layer/mlp/expert/"
@@ -25,8 +27,10 @@ def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
     Source: transformers 5.24, the modeling file of each model_type (named in catalog/data/families.toml).
     Leaves out: buffers (rotary tables, masks), which are no parameters.
     """
+    if shape.traced is not None:
+        return tuple(_traced_tensors(shape.traced))
     if shape.autotp is AutoTP.REFUSED:
-        return tuple(_tensor(t.name, t.rows, t.columns, t.count, Split.REPLICATED) for t in _tensors(shape))
+        return tuple(replace(tensor, split=Split.REPLICATED) for tensor in _tensors(shape))
     return tuple(_tensors(shape))
 
 
@@ -55,15 +59,30 @@ def active_parameter_count(shape: ModelShape) -> int:
 def rank_numel(tensor: ParameterTensor, tp: int) -> int:
     """Elements of one occurrence on the fullest tensor-parallel rank.
 
-    Formula: ceil(rows / tp) * columns when split by columns, rows * ceil(columns / tp) when by rows, else all.
-    Source: DeepSpeed 0.19.8, deepspeed/module_inject/tp_shard.py `get_shard_size`, deepspeed/module_inject/layers.py.
-    Leaves out: key/value heads that tp does not divide, where AutoTP cuts by whole heads (a search rule refuses them).
+    Formula: ceil(rows / tp) * columns when split by columns, rows * ceil(columns / tp) when by rows, else all;
+    attention goes by whole key-value heads: ceil(K / tp) of K pieces.
+    Source: DeepSpeed 0.19.8, deepspeed/module_inject/tp_shard.py `get_shard_size`, deepspeed/module_inject/layers.py;
+    equal to the engine's own count where tp divides neither heads nor ffn.
+    Leaves out: MLP matrices outside a module called mlp (OPT), which are cut by heads too.
     """
     if tensor.split is Split.COLUMN:
-        return ceil_div(tensor.rows, tp) * tensor.columns
+        return _rank_width(tensor, tensor.rows, tp) * tensor.columns
     if tensor.split is Split.ROW:
-        return tensor.rows * ceil_div(tensor.columns, tp)
+        return tensor.rows * _rank_width(tensor, tensor.columns, tp)
     return tensor.numel
+
+
+def _rank_width(tensor: ParameterTensor, width: int, tp: int) -> int:
+    """The fullest rank's part of the dimension that is cut."""
+    if not tensor.pieces:
+        return ceil_div(width, tp)
+    return width // tensor.pieces * ceil_div(tensor.pieces, tp)
+
+
+def rank_heads(shape: ModelShape, tp: int) -> tuple[int, int]:
+    """Query and key-value heads on the fullest tensor-parallel rank: whole key-value heads with their queries."""
+    key_value = ceil_div(shape.kv_heads, tp)
+    return key_value * shape.heads // shape.kv_heads, key_value
 
 
 def rank_parameter_count(shape: ModelShape, tp: int) -> int:
@@ -84,6 +103,8 @@ def layer_numel(shape: ModelShape, tp: int) -> int:
     Source: transformers 5.24, the modeling file of each model_type.
     Leaves out: nothing.
     """
+    if shape.traced is not None:
+        return max(sum(t.numel * t.count for t in kind.tensors) for kind in shape.traced.kinds)
     dense = experts = common = 0
     for tensor in parameter_tensors(shape):
         if tensor.name.startswith("layer/mlp/"):
@@ -121,8 +142,15 @@ _EXPERT_LAYER_NAMES = frozenset(
 )
 
 
-def _tensor(name: str, rows: int, columns: int, count: int, split: Split) -> ParameterTensor:
-    return ParameterTensor(name=name, rows=rows, columns=columns, count=count, split=split)
+def _tensor(name: str, rows: int, columns: int, count: int, split: Split, *, pieces: int = 0) -> ParameterTensor:
+    return ParameterTensor(name=name, rows=rows, columns=columns, count=count, split=split, pieces=pieces)
+
+
+def _traced_tensors(traced: TracedModel) -> Iterator[ParameterTensor]:
+    """The tensors outside the layers, then those of every kind of layer, times its layers."""
+    yield from traced.others
+    for kind in traced.kinds:
+        yield from (replace(tensor, count=tensor.count * kind.layers) for tensor in kind.tensors)
 
 
 def _tensors(shape: ModelShape) -> Iterator[ParameterTensor]:
@@ -172,9 +200,9 @@ def _attention(shape: ModelShape) -> Iterator[ParameterTensor]:
     fused = bool(shape.trait("fused_qkv", default=False))
     projections = (("qkv", query + 2 * key),) if fused else (("q", query), ("k", key), ("v", key))
     for name, rows in projections:
-        yield _tensor(f"layer/attention/{name}", rows, shape.hidden, layers, Split.COLUMN)
+        yield _tensor(f"layer/attention/{name}", rows, shape.hidden, layers, Split.COLUMN, pieces=shape.kv_heads)
         if shape.qkv_bias:
-            yield _tensor(f"layer/attention/{name}_bias", rows, 1, layers, Split.COLUMN)
+            yield _tensor(f"layer/attention/{name}_bias", rows, 1, layers, Split.COLUMN, pieces=shape.kv_heads)
     if shape.qk_norm:
         kind = shape.trait("qk_norm_width", "head")
         for name, heads in (("q_norm", shape.heads), ("k_norm", shape.kv_heads)):
@@ -183,7 +211,7 @@ def _attention(shape: ModelShape) -> Iterator[ParameterTensor]:
             yield _tensor(f"layer/attention/{name}", width, 1, count, Split.REPLICATED)
             if shape.trait("qk_norm_bias", default=False):
                 yield _tensor(f"layer/attention/{name}_bias", width, 1, count, Split.REPLICATED)
-    yield _tensor("layer/attention/o", shape.hidden, query, layers, Split.ROW)
+    yield _tensor("layer/attention/o", shape.hidden, query, layers, Split.ROW, pieces=shape.kv_heads)
     if shape.attention_output_bias:
         yield _tensor("layer/attention/o_bias", shape.hidden, 1, layers, Split.REPLICATED)
 

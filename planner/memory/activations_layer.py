@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.errors import PlannerError
+from planner.geometry.params import rank_heads
 from planner.memory.activations_attention import (
     attention_kept_bytes_per_token,
     qk_norm_bytes_per_token,
@@ -53,6 +54,7 @@ class LayerBytes:
     scores_not_yet: int  # kept bytes that do not exist by then
     scores_forward: int  # per token and position: alive at the softmax of the first forward
     scores_forward_held: int  # more of them under checkpointing
+    recompute_peak: int = 0  # beyond the kept bytes while a recomputed layer's MLP runs forward, where that is fullest
 
     def kept_bytes(self, seq_len: int) -> int:
         """Bytes per token that the layer keeps from forward to backward.
@@ -76,6 +78,8 @@ class LayerBytes:
             peak = max(peak, self.scores_peak * seq_len - self.scores_freed)
         if recomputed and self.scores_again:
             peak = max(peak, self.scores_again * seq_len - self.scores_not_yet)
+        if recomputed:
+            peak = max(peak, self.recompute_peak)
         return self.gradient + peak
 
     def forward_bytes(self, seq_len: int, *, checkpointed: bool) -> int:
@@ -102,7 +106,7 @@ def layer_bytes(
     Leaves out: padding inside memory-efficient attention kernels.
     """
     family = family_of(shape)
-    heads, kv_heads = ceil_div(shape.heads, tp), ceil_div(shape.kv_heads, tp)
+    heads, kv_heads = rank_heads(shape, tp)
     norms = norm_bytes(shape, family, width)
     if experts:
         mlp, mlp_peak = _routed_mlp(shape, family, tp, width)

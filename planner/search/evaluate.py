@@ -10,7 +10,7 @@ from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Phase
 from planner.records.plan import Evaluation, Limit, Rejection, Verdict
 from planner.records.request import Request
-from planner.search.rules import first_breach
+from planner.search.rules import RULES, RUNNABLE, first_breach
 from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import time_estimate
 from planner.units import gib_text
@@ -37,9 +37,15 @@ def usable_gpu_bytes(request: Request, candidate: Candidate) -> int:
     return int(request.cluster.gpu.memory_bytes * (1 - margin))
 
 
-def evaluate(request: Request, candidate: Candidate, constants: SpeedConstants) -> Evaluation | Rejection:
-    """Rules first, then memory, then speed; no speed for what does not fit."""
-    breach = first_breach(request, candidate)
+def evaluate(
+    request: Request, candidate: Candidate, constants: SpeedConstants, *, proposed: bool = True
+) -> Evaluation | Rejection:
+    """Rules first, then memory, then speed; no speed for what does not fit.
+
+    `proposed` False asks only whether DeepSpeed runs it: a configuration that somebody already has may be one that
+    dsplan would not propose.
+    """
+    breach = first_breach(request, candidate, RULES if proposed else RUNNABLE)
     if breach is not None:
         return Rejection(candidate=candidate, rule=breach.rule, detail=breach.detail, needed=breach.needed,
                          available=breach.available, memory=None)  # fmt: skip

@@ -106,9 +106,15 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
 )
 
 
-def first_breach(request: Request, candidate: Candidate) -> Breach | None:
-    """The first rule the candidate breaks, in the order of RULES."""
-    for rule in RULES:
+RUNNABLE = tuple(rule for rule in RULES if rule is not tp_divides_heads)
+"""What DeepSpeed itself needs: it also runs uneven shards, which dsplan never proposes."""
+
+
+def first_breach(
+    request: Request, candidate: Candidate, rules: tuple[Callable[[Request, Candidate], Breach | None], ...] = RULES
+) -> Breach | None:
+    """The first rule the candidate breaks, in their order."""
+    for rule in rules:
         breach = rule(request, candidate)
         if breach is not None:
             return breach

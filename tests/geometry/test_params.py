@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from planner.geometry.params import (
     layer_numel,
     parameter_count,
     parameter_tensors,
+    rank_heads,
     rank_numel,
     rank_parameter_count,
 )
@@ -201,14 +203,14 @@ SHAPES = [row_shape(row) for row in model_rows()]
 
 @given(st.sampled_from(SHAPES), st.sampled_from([1, 2, 4, 8]))
 def test_all_tensor_parallel_ranks_together_hold_the_whole_model(shape: ModelShape, tp: int) -> None:
-    """What is divided adds up, but for rounding up; what is replicated is there tp times."""
+    """What is divided adds up, but for the last piece of each rank; what is replicated is there tp times."""
     for tensor in parameter_tensors(shape):
         held = rank_numel(tensor, tp) * tp
         if tensor.split is Split.REPLICATED:
             assert held == tensor.numel * tp
         else:
-            divided = tensor.rows if tensor.split is Split.COLUMN else tensor.columns
-            assert tensor.numel <= held <= tensor.numel + (tp - 1) * tensor.numel // divided
+            pieces = tensor.pieces or (tensor.rows if tensor.split is Split.COLUMN else tensor.columns)
+            assert tensor.numel <= held <= tensor.numel + (tp - 1) * tensor.numel // pieces
 
 
 @given(st.sampled_from(SHAPES), st.integers(1, 64), st.integers(1, 64))
@@ -308,6 +310,41 @@ def test_autotp_outcomes_and_shards_are_those_of_the_real_engine(tmp_path: Path)
         trained += 1
     assert trained >= 40
     assert len(sharded) == 2 * len(family_names())
+
+
+UNEVEN = {
+    "llama": {"num_key_value_heads": 3},
+    "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 3, "head_dim": 16},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": None},
+    "starcoder2": {"num_key_value_heads": 3},
+    "gpt_neox": {},
+}
+"""Six heads (four for qwen2), 130 wide MLPs and 513 words: nothing of it is a multiple of four."""
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_the_fullest_of_uneven_ranks_holds_what_the_engine_gives_it(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    common = {
+        "hidden_size": 96, "intermediate_size": 130, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "vocab_size": 513, "max_position_embeddings": 64,
+    }  # fmt: skip
+    cases = {name: {"model_type": name, "fields": {**common, **fields}} for name, fields in UNEVEN.items()}
+    whole, found = engine_results(1, cases, tmp_path), engine_results(4, cases, tmp_path)
+    for name, case in cases.items():
+        shape = shape_from_config({"model_type": name, **case["fields"]}, name=name, source="test")
+        assert found[name]["numel"] == rank_parameter_count(shape, 4), name
+        assert found[name]["losses"] == pytest.approx(whole[name]["losses"], abs=2e-5), name
+    assert len(found) == 6
+
+
+def test_whole_key_value_heads_go_to_a_rank() -> None:
+    """Three key-value heads on two ranks: two of them with their four queries on the fullest."""
+    shape = replace(tiny("llama"), heads=6, kv_heads=3)
+    assert rank_heads(shape, 2) == (4, 2)
+    assert rank_heads(shape, 4) == (2, 1)
 
 
 def test_the_split_of_a_tensor_decides_its_share() -> None:
