@@ -72,7 +72,7 @@ def test_the_terms_of_a_phase_add_up_to_its_bytes(fields: dict[str, Any]) -> Non
 def test_more_sharding_never_costs_more_state(fields: dict[str, Any], other: int) -> None:
     few, more = sorted((fields["zero"], other))
     # In fp32, stage 0 trains the weights themselves, while the sharding stages keep a master copy beside them.
-    assume(fields["offload"] == "none" and fields["tp"] == 1 and fields["precision"] != "fp32")
+    fields = {**fields, "offload": "none", "tp": 1, "precision": "bf16"}
     slack = 2**20  # padding of partitions, and of every tensor at stage 3
     assert states(memory({**fields, "zero": more})) <= states(memory({**fields, "zero": few})) + slack
 
@@ -87,7 +87,7 @@ def test_twice_the_ranks_never_hold_more_each(fields: dict[str, Any]) -> None:
 @SLOW
 @given(configurations())
 def test_offload_moves_the_optimizer_whole(fields: dict[str, Any]) -> None:
-    assume(fields["zero"])
+    fields = {**fields, "zero": max(1, fields["zero"])}
 
     def held(offload: str, device: str) -> int:
         terms = memory({**fields, "offload": offload})["terms"]
@@ -110,8 +110,8 @@ def test_checkpointing_never_keeps_more_to_the_end_of_forward(fields: dict[str, 
 
 
 @SLOW
-@given(configurations(), st.integers(2, 4))
+@given(configurations(), st.integers(2, 8))
 def test_a_longer_sequence_never_needs_less(fields: dict[str, Any], times: int) -> None:
-    assume(fields["seq_len"] * times <= 1024)
-    longer = memory({**fields, "seq_len": fields["seq_len"] * times})
+    fields = {**fields, "seq_len": 128}
+    longer = memory({**fields, "seq_len": 128 * times})
     assert longer["gpu"]["tensor_peak_bytes"] >= memory(fields)["gpu"]["tensor_peak_bytes"]
