@@ -41,7 +41,7 @@ def read(path: Any, *, world_size: int, hidden: int) -> Pinned:
         "tp": max(
             1, _integer(_section(document, "tensor_parallel"), "autotp_size", 1, path="$.tensor_parallel.autotp_size")
         ),
-        "offload": _offload(zero).value,
+        "offload": _offload(zero, stage, notes).value,
         "precision": _precision(document, notes),
     }
     if world_size % fields["tp"]:
@@ -114,13 +114,17 @@ def _integer(section: Mapping[str, Any], key: str, default: int, *, path: str, h
     return int(value)
 
 
-def _offload(zero: Mapping[str, Any]) -> Offload:
+def _offload(zero: Mapping[str, Any], stage: ZeroStage, notes: list[str]) -> Offload:
+    """Below stage 3 DeepSpeed reads `offload_param` and never uses it, as many published files have it."""
     devices = []
     for key in ("offload_optimizer", "offload_param"):
         block = zero.get(key) or {}
         device = block.get("device", "none") if isinstance(block, Mapping) else block
         devices.append(device if device is not None else "none")
     optimizer, parameters = devices
+    if parameters != "none" and stage < ZeroStage.PARAMETERS:
+        notes.append(f"`offload_param` has no effect at ZeRO stage {int(stage)}: parameters stay on the GPU")
+        parameters = "none"
     for offload in Offload:
         if (offload.optimizer_device, offload.param_device) == (optimizer, parameters):
             return offload
