@@ -68,8 +68,9 @@ def test_published_configurations_get_an_estimate_or_a_reason() -> None:
             plan = estimate(model="7b", gpus="8xA100-80G", config=str(file)).to_dict()["plans"][0]
             outcomes["estimated" if plan["memory"]["gpu"]["peak_bytes"] > 0 else "empty"] += 1
         except PlannerError as error:
-            assert error.hint, file.name
-            outcomes["no JSON" if error.message.startswith("cannot read") else "refused"] += 1
+            refused = "refused" if error.hint else "refused without a hint"
+            outcomes["no JSON" if error.message.startswith("cannot read") else refused] += 1
     assert outcomes["estimated"] >= 195
     assert outcomes["refused"] <= 20  # a batch below the world size, stages to be tuned, one offload not modelled
+    assert "refused without a hint" not in outcomes
     assert sum(outcomes.values()) >= 220
