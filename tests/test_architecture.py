@@ -11,7 +11,7 @@ import pytest
 
 PLANNER = Path(__file__).parents[1] / "planner"
 ORDER = (
-    "version", "errors", "units", "toml", "records", "resources", "catalog", "spec", "geometry", "memory", "speed",
+    "version", "errors", "units", "toml", "records", "resources", "catalog", "spec", "geometry", "memory", "trace", "speed",
     "search", "explain", "render", "check", "launch", "report", "api", "cli", "__main__",
 )  # fmt: skip
 PURE = ("errors", "units", "records", "geometry", "memory", "speed", "search", "explain")

@@ -8,10 +8,13 @@ ones) show a higher MFU for the same run. Symbols: `planner.geometry.legend`.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from planner.geometry.params import EXPERT_PREFIX
 from planner.records.model import ModelShape
+from planner.records.traced import LayerKind, TracedModel
 
 
 class LayerWork(NamedTuple):
@@ -49,6 +52,8 @@ def model_work(model: ModelShape) -> ModelWork:
         deepspeed/module_inject/auto_tp.py.
     Leaves out: biases and norms; the query, key and value products are one, which the fitted constants assume.
     """
+    if model.traced is not None:
+        return _traced_work(model, model.traced)
     dense = model.layers if not model.experts else model.dense_layers
     vocabulary_parallel = bool(model.trait("vocab_parallel_head"))
     kinds = []
@@ -65,6 +70,43 @@ def model_work(model: ModelShape) -> ModelWork:
         vocab=model.vocab,
         head_divided=vocabulary_parallel or not (model.tied_embeddings or model.trait("replicated_head")),
         logits_divided=vocabulary_parallel,
+    )
+
+
+def _traced_work(model: ModelShape, traced: TracedModel) -> ModelWork:
+    """Every matrix of a layer as one product; of E experts a token visits k. Never divided by tensor parallelism."""
+    return ModelWork(
+        kinds=tuple(_traced_layer(model, kind) for kind in traced.kinds),
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        head_dim=model.head_dim,
+        vocab=model.vocab,
+        head_divided=False,
+        logits_divided=False,
+    )
+
+
+def _traced_layer(model: ModelShape, kind: LayerKind) -> LayerWork:
+    active = held = width = gemms = 0
+    for tensor in kind.tensors:
+        if tensor.columns == 1:
+            continue
+        routed = model.experts and tensor.name.startswith(EXPERT_PREFIX)
+        share = Fraction(model.experts_per_token, model.experts) if routed else Fraction(1)
+        held += tensor.numel * tensor.count
+        active += int(tensor.numel * tensor.count * share)
+        width += int((tensor.rows + tensor.columns * (model.experts if routed else 1)) * share) * tensor.count
+        gemms += 1
+    return LayerWork(
+        layers=kind.layers,
+        active_elements=active,
+        held_elements=held,
+        whole_width=width,
+        split_width=0,
+        gemms=gemms,
+        column_gemms=0,
+        row_gemms=0,
     )
 
 

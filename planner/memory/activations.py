@@ -11,6 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planner.memory.activations_adapters import (
+    adapted_layer,
+    embedding_copy_bytes_per_token,
+    unsaved_first_layer_bytes_per_token,
+    unsaved_head_bytes_per_token,
+)
 from planner.memory.activations_families import (
     NormCode,
     Projections,
@@ -19,10 +25,11 @@ from planner.memory.activations_families import (
     supports_activations,
 )
 from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
+from planner.memory.activations_traced import traced_activation_terms
 from planner.memory.logits import logits_forward_bytes_per_token
 from planner.records.candidate import Checkpointing
 from planner.records.estimate import Device, Moment, Term
-from planner.records.model import ModelShape, Position, Precision
+from planner.records.model import Adapter, ModelShape, Position, Precision
 from planner.records.request import Attention
 from planner.units import ceil_div
 
@@ -52,9 +59,10 @@ def activation_terms(
     checkpointing: Checkpointing,
     precision: Precision,
     attention: Attention,
+    adapter: Adapter | None = None,
 ) -> tuple[Term, ...]:
     """Everything between the embedding and the head but the logits, for which see `planner.memory.logits`."""
-    return _terms(shape, micro_batch, seq_len, tp, checkpointing, precision, attention)
+    return _terms(shape, micro_batch, seq_len, tp, checkpointing, precision, attention, adapter)
 
 
 @lru_cache(maxsize=4096)
@@ -66,8 +74,19 @@ def _terms(
     checkpointing: Checkpointing,
     precision: Precision,
     attention: Attention,
+    adapter: Adapter | None,
 ) -> tuple[Term, ...]:
     """Kept because the stages and offloads of a search ask for the same terms again."""
+    if shape.traced is not None:
+        return traced_activation_terms(
+            shape,
+            shape.traced,
+            micro_batch=micro_batch,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            precision=precision,
+            attention=attention,
+        )
     tokens = micro_batch * seq_len
     return tuple(
         Term(
@@ -78,26 +97,37 @@ def _terms(
             formula=f"{tokens} tokens x {amount.formula}",
             source=SOURCE,
         )
-        for amount in _amounts(shape, seq_len, tp, checkpointing, precision, attention)
+        for amount in _amounts(shape, seq_len, tp, checkpointing, precision, attention, adapter)
     )
 
 
 @lru_cache(maxsize=1024)
 def _amounts(
-    shape: ModelShape, seq_len: int, tp: int, checkpointing: Checkpointing, precision: Precision, attention: Attention
+    shape: ModelShape,
+    seq_len: int,
+    tp: int,
+    checkpointing: Checkpointing,
+    precision: Precision,
+    attention: Attention,
+    adapter: Adapter | None,
 ) -> tuple[Amount, ...]:
     """The terms of one token; the same for every micro-batch, so computed once."""
     attention, width = attention_in_force(shape, attention), precision.bytes
-    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=width, attention=attention)
+    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=width, attention=attention, adapter=adapter)
     tables = rotary_table_bytes(shape, seq_len, width)
     head = final_norm_bytes_per_token(shape, width)
+    if adapter is not None:
+        head -= unsaved_head_bytes_per_token(shape, width)
     mask = shared_mask_bytes_per_token(shape, seq_len, tp, width, attention, checkpointing)
     once = sliding_mask_bytes(shape, seq_len, attention, checkpointing)
     amounts = []
     if checkpointing is Checkpointing.FULL:
         stream = width * shape.hidden
         formula = f"{shape.layers} layers x {stream}"
-        amounts.append(_amount("activations/checkpoints", ALIVE, stream * shape.layers, formula, fixed=tables))
+        checkpoints = stream * shape.layers
+        if adapter is not None:
+            checkpoints += embedding_copy_bytes_per_token(shape, width)
+        amounts.append(_amount("activations/checkpoints", ALIVE, checkpoints, formula, fixed=tables))
         held, extra, by_position = max(
             (kind.kept_bytes(seq_len) - kind.shared, kind.backward_bytes(seq_len, recomputed=True), kind.by_position)
             for _, kind in kinds
@@ -105,6 +135,8 @@ def _amounts(
         amounts.append(_amount("activations/layer", ALIVE[2:], held, f"1 layer x {held}", fixed=by_position * seq_len))
     else:
         kept = sum(count * kind.kept_bytes(seq_len) for count, kind in kinds)
+        if adapter is not None:
+            kept -= unsaved_first_layer_bytes_per_token(shape, adapter, width)
         extra = max(kind.backward_bytes(seq_len, recomputed=False) for _, kind in kinds)
         tables += sum(count * kind.by_position for count, kind in kinds) * seq_len
         formula = " + ".join(f"{count} layers x {kind.kept_bytes(seq_len)}" for count, kind in kinds)
@@ -140,7 +172,7 @@ def layer_kept_bytes_per_token(
 
 
 def layer_kinds(
-    shape: ModelShape, *, seq_len: int, tp: int, width: int, attention: Attention
+    shape: ModelShape, *, seq_len: int, tp: int, width: int, attention: Attention, adapter: Adapter | None = None
 ) -> tuple[tuple[int, LayerBytes], ...]:
     """The kinds of layers and how often each occurs: with and without a mask of its own, dense or with experts."""
     masked_layers = shape.layers if family_of(shape).masked else sliding_layers(shape, seq_len)
@@ -151,6 +183,8 @@ def layer_kinds(
         for masked, count in ((True, masked_here), (False, number - masked_here)):
             if count:
                 kind = layer_bytes(shape, tp=tp, width=width, attention=attention, masked=masked, experts=experts)
+                if adapter is not None:
+                    kind = adapted_layer(shape, kind, adapter, width=width, attention=attention, experts=experts)
                 kinds.append((count, kind))
     return tuple(kinds)
 

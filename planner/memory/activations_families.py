@@ -159,4 +159,5 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
 
 def attention_in_force(shape: ModelShape, attention: Attention) -> Attention:
     """The attention that runs: eager where the class refuses the kernel (bloom, mpt; SDPA also gemma2 and gpt_neo)."""
-    return attention if attention in family_of(shape).kernels else Attention.EAGER
+    kernels = shape.traced.kernels if shape.traced is not None else family_of(shape).kernels
+    return attention if attention in kernels else Attention.EAGER

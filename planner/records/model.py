@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.records.traced import TracedModel
 
 
 class Norm(str, Enum):
@@ -61,6 +64,7 @@ class ParameterTensor:
     columns: int  # input features; 1 for a vector
     count: int  # occurrences in the whole model
     split: Split
+    pieces: int = 0  # key-value heads, which tensor parallelism never cuts; 0: cut at any element
 
     @property
     def numel(self) -> int:
@@ -113,6 +117,7 @@ class ModelShape:
         default_factory=dict, compare=False, repr=False
     )  # the Hugging Face fields it was read from
     notes: tuple[str, ...] = ()  # what the reader had to decide, for the list of assumptions
+    traced: TracedModel | None = None  # tensors and activations of a model_type that has no formulas
 
     def trait(self, name: str, default: Any = None) -> Any:
         """The value of a trait that only some architectures have."""

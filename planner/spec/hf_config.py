@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.models import autotp_row, family_names, family_row
-from planner.errors import PlannerError, nearest
+from planner.errors import PlannerError
 from planner.records.model import AutoTP, ModelShape, Norm, Position
 from planner.spec.config_reader import ConfigReader
 
@@ -56,6 +56,13 @@ HANDED_ON = ("sliding_window", "sliding_window_pattern", "final_logit_softcappin
 def shape_from_config(config: Mapping[str, Any], *, name: str, source: str, hub_id: str | None = None) -> ModelShape:
     """The shape that `config` describes; raises PlannerError with the JSON path of what is wrong."""
     model_type, fields, path, notes = _language_model(config)
+    if model_type not in family_names():
+        from planner.trace.shape import traced_shape
+
+        shape = traced_shape(
+            model_type, fields, name=name, source=source, hub_id=hub_id, path=path, formulas=family_names()
+        )
+        return replace(shape, notes=(*notes, *shape.notes, *_notes(config)))
     family = family_row(model_type)
     read = ConfigReader(fields, {**USUAL_FIELDS, **family.get("fields", {})}, family.get("defaults", {}), path)
     if not read.given("layers") and not read.given("hidden"):
@@ -69,7 +76,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str, hub_
     if kv_heads > heads or heads % kv_heads:
         read.refuse("kv_heads", kv_heads, f"a divisor of the `{heads}` attention heads")
     norm = Norm(family.get("norm", "rmsnorm"))
-    switches = {switch: read.switch(family.get(switch, False)) for switch in SWITCHES}
+    switches: dict[str, Any] = {switch: read.switch(family.get(switch, False)) for switch in SWITCHES}
     tied = read.flag("tied")
     autotp = autotp_row(model_type)
     multiple = family.get("ffn_multiple")
@@ -122,33 +129,28 @@ def _language_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], 
         raise PlannerError(
             f"`{model_type!r}` is no model type @ $.model_type", hint=f"it is a text, one of {_supported()}"
         )
-    if model_type not in NESTED_TEXT_TYPES:
-        return _known(model_type, "$"), config, "$", ()
+    if model_type not in NESTED_TEXT_TYPES and (model_type in family_names() or not _nested_type(config)):
+        return model_type, config, "$", ()
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         raise PlannerError(
             f"a config of type `{model_type}` holds no object `text_config` @ $",
             hint="give the model's own config.json",
         )
-    inner_type = inner.get("model_type", NESTED_TEXT_TYPES[model_type])
+    inner_type = inner.get("model_type", NESTED_TEXT_TYPES.get(model_type))
     note = f"only the language model of {model_type} is planned: its vision tower and projector are left out"
-    return _known(str(inner_type), "$.text_config"), {**_tie(config), **inner}, "$.text_config", (note,)
+    return str(inner_type), {**_tie(config), **inner}, "$.text_config", (note,)
+
+
+def _nested_type(config: Mapping[str, Any]) -> object:
+    """The model_type of a multimodal config's language model, if it names one."""
+    inner = config.get("text_config")
+    return inner.get("model_type") if isinstance(inner, Mapping) else None
 
 
 def _tie(config: Mapping[str, Any]) -> dict[str, Any]:
     """The outer `tie_word_embeddings`, which a multimodal config may give in place of the inner one."""
     return {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
-
-
-def _known(model_type: str, path: str) -> str:
-    if model_type in family_names():
-        return model_type
-    near = nearest(model_type, family_names())
-    suggestion = f"did you mean {' or '.join(f'`{n}`' for n in near)}? " if near else ""
-    raise PlannerError(
-        f"`{model_type}` is no model type that dsplan plans @ {path}.model_type",
-        hint=f"{suggestion}it plans {_supported()}",
-    )
 
 
 def _supported() -> str:

@@ -18,6 +18,7 @@ from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
 from planner.spec import ds_config
+from planner.spec.adapter import adapter_notes, adapter_of
 from planner.spec.cluster import parse_cluster
 from planner.spec.fields import MAX_MICRO_BATCH, choice, choices, integers, positive, share
 from planner.spec.model import resolve_model
@@ -27,13 +28,11 @@ DEFAULT_SEQ_LEN = 2048
 DEFAULT_MARGIN = 0.05
 DEFAULT_TOP = 5
 FIELDS = (
-    "model", "gpus", "seq_len", "global_batch", "method", "precision", "optimizer", "attention", "loss", "host_ram",
-    "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation", "config", "objective", "margin",
+    "model", "gpus", "seq_len", "global_batch", "method", "lora_rank", "lora_targets", "precision", "optimizer",
+    "attention", "loss", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation", "config", "objective", "margin",
     "integration", "tokens", "launcher", "script", "script_arguments", "top",
 )  # fmt: skip
 NOT_YET = {
-    "method": ("full", ("lora", "qlora")),
-    "optimizer": ("adamw", ("adamw-8bit", "adafactor", "lion", "muon", "sgd")),
     "integration": ("trainer", ("accelerate", "deepspeed")),
 }
 LAUNCHERS_NOT_YET = ("slurm", "kubernetes", "skypilot")
@@ -59,6 +58,7 @@ def build_request(fields: Mapping[str, Any]) -> Request:
     if pinned is not None:
         given = _merge(given, pinned.fields)
     workload = _workload(given, model, cluster)
+    model = _traced(model, workload)
     axes = _axes(given, model, cluster, pinned)
     margin = share("margin", given.get("margin", DEFAULT_MARGIN), upper=0.5)
     request = Request(
@@ -122,15 +122,33 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         )
     if seq_len < 2:
         raise PlannerError(f"`--seq-len {seq_len}` leaves no token to predict", hint="the smallest length is 2")
+    precision = _precision(given.get("precision", "auto"), cluster)
     return Workload(
         seq_len=seq_len,
         global_batch=_count("global_batch", given["global_batch"]) if "global_batch" in given else None,
         accumulation=_count("accumulation", given["accumulation"]) if "accumulation" in given else None,
-        precision=_precision(given.get("precision", "auto"), cluster),
+        precision=precision,
         attention=attention_in_force(model, _attention(given)),
         loss=choice(Loss, "loss", given.get("loss", "standard")),
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
         optimizer=choice(Optimizer, "optimizer", given.get("optimizer", "adamw")),
+        adapter=adapter_of(given, model, precision),
+    )
+
+
+def _traced(model: ModelShape, workload: Workload) -> ModelShape:
+    """The model with the activations of a type that has no formulas, traced as the workload runs it."""
+    if model.traced is None:
+        return model
+    if workload.adapter is not None:
+        raise PlannerError(
+            f"`--method {workload.method.value}` is not planned for `{model.model_type}`, a type without formulas",
+            hint="`--method full` is; `dsplan show models` lists the types that adapters are planned for",
+        )
+    from planner.trace.activations import with_activations
+
+    return with_activations(
+        model, seq_len=workload.seq_len, attention=workload.attention, width=workload.precision.bytes
     )
 
 
@@ -141,10 +159,8 @@ def _attention(given: Mapping[str, Any]) -> Attention:
 def _precision(value: Any, cluster: Cluster) -> Precision:
     if value == "auto":
         return Precision.BF16 if cluster.gpu.has_bf16 else Precision.FP16
-    if value == "pure-bf16":
-        raise PlannerError("`--precision pure-bf16` is not modelled yet", hint="bf16, fp16 and fp32 are")
     precision = choice(Precision, "precision", value, also=("auto",))
-    if precision is Precision.BF16 and not cluster.gpu.has_bf16:
+    if precision in (Precision.BF16, Precision.PURE_BF16) and not cluster.gpu.has_bf16:
         raise PlannerError(
             f"`{cluster.gpu.name}` has no bf16", hint="`--precision fp16` trains with dynamic loss scaling"
         )
@@ -165,12 +181,6 @@ def _axes(given: Mapping[str, Any], model: ModelShape, cluster: Cluster, pinned:
                 f"`--tp {degree}` does not divide {cluster.world_size} GPUs",
                 hint=f"divisors are {', '.join(map(str, divisors(cluster.world_size)))}",
             )
-        if "tp" in given and (model.heads % degree or model.kv_heads % degree):
-            raise PlannerError(
-                f"`--tp {degree}` does not divide the {model.heads} heads and {model.kv_heads} key-value heads of "
-                f"`{model.name}`",
-                hint=f"degrees that do: {', '.join(map(str, divisors(math.gcd(model.heads, model.kv_heads))))}",
-            )
     stages = integers("zero", given["zero"], lowest=0, highest=3) if "zero" in given else (0, 1, 2, 3)
     return Axes(
         zero=tuple(ZeroStage(stage) for stage in stages),
@@ -182,6 +192,19 @@ def _axes(given: Mapping[str, Any], model: ModelShape, cluster: Cluster, pinned:
         micro_batch=micro,
         settings=pinned.settings if pinned else None,
     )
+
+
+def require_even_shards(request: Request) -> None:
+    """DeepSpeed runs uneven shards too, but a plan never proposes them: one rank would decide memory and time."""
+    model = request.model
+    for degree in request.axes.tp:
+        if model.heads % degree or model.kv_heads % degree:
+            raise PlannerError(
+                f"`--tp {degree}` does not divide the {model.heads} heads and {model.kv_heads} key-value heads of "
+                f"`{model.name}`",
+                hint=f"degrees that do: {', '.join(map(str, divisors(math.gcd(model.heads, model.kv_heads))))}; "
+                "`dsplan estimate` answers for any",
+            )
 
 
 def _count(name: str, value: Any) -> int:
@@ -209,7 +232,7 @@ def _script_arguments(given: Mapping[str, Any]) -> tuple[str, ...]:
 def _assumptions(
     model: ModelShape, cluster: Cluster, workload: Workload, pinned: ds_config.Pinned | None, *, asked: Attention
 ) -> tuple[str, ...]:
-    notes = [*model.notes, *cluster.notes]
+    notes = [*model.notes, *cluster.notes, *adapter_notes(model, workload.adapter)]
     if workload.attention is not asked:
         notes.append(f"`{model.model_type}` models refuse {asked.value} attention; planned and run with eager")
     if workload.attention is not Attention.EAGER:
@@ -234,6 +257,8 @@ def described(request: Request, *, model: str, gpus: str) -> Request:
         "seq_len": w.seq_len,
         "global_batch": w.global_batch,
         "method": w.method.value,
+        "lora_rank": w.adapter.rank if w.adapter else None,
+        "lora_targets": list(w.adapter.targets) if w.adapter else None,
         "precision": w.precision.value,
         "optimizer": w.optimizer.value,
         "attention": w.attention.value,
