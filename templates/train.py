@@ -4,7 +4,7 @@
     ./launch.sh                                   random weights, synthetic tokens: shows memory and speed
     ./launch.sh --model PATH_OR_ID --data FILE    real weights on your text or JSONL file
 
-Each value has one home: the model, sequence length, precision, attention, loss and checkpointing come from
+Each value has one home: the model, sequence length, method, precision, attention, loss and checkpointing come from
 plan.json; micro-batch, accumulation, clipping and optimizer come from ds_config.json, where the engine reads them.
 """
 
@@ -92,19 +92,65 @@ def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: ar
     )
 
 
-def build_model(plan: dict[str, Any], options: argparse.Namespace) -> PreTrainedModel:
-    """The plan's architecture in the plan's dtype, with the weights of --model or random ones."""
-    dtype, attention = DTYPES[plan["plans"][0]["precision"]], ATTENTION[plan["request"]["attention"]]
+def build_model(plan: dict[str, Any], options: argparse.Namespace) -> Any:
+    """The plan's architecture in the plan's dtype, with the weights of --model or random ones, and its adapters."""
+    dtype, method = DTYPES[plan["plans"][0]["precision"]], plan["request"]["method"]
+    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION[plan["request"]["attention"]]}
+    if method == "qlora":
+        settings["quantization_config"] = four_bits(dtype)
     if options.model:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(options.model, **settings)
     else:
         log.warning("no --model: random weights of the architecture of %s", plan["model"]["name"])
         fields = {key: value for key, value in plan["model"]["config"].items() if key != "model_type"}
         config = AutoConfig.for_model(plan["model"]["model_type"], **fields)
         torch.manual_seed(42)  # the same weights on every rank
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        build = random_four_bit_model if method == "qlora" else AutoModelForCausalLM.from_config
+        model = build(config, **settings)
     model.config.use_cache = False
-    return model
+    return model if method == "full" else with_adapters(model, plan["request"])
+
+
+def four_bits(dtype: torch.dtype) -> Any:
+    """nf4 with double quantisation, packed into tensors of the run's dtype: ZeRO-3 divides no others."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,
+    )
+
+
+def random_four_bit_model(config: Any, *, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
+    """Random weights, quantised one by one as those of a file are: the 16-bit model never exists whole."""
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    pool = torch.randn(max(sum(weight.shape) for weight in shapes.parameters())).mul_(0.02).to(dtype)
+    ones = torch.ones_like(pool)
+    weights = {  # overlapping views of a few random numbers
+        name: (pool if weight.dim() > 1 or name.endswith("bias") else ones).as_strided(weight.shape, [1] * weight.dim())
+        for name, weight in shapes.named_parameters()
+    }
+    return type(shapes).from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **settings)
+
+
+def with_adapters(model: PreTrainedModel, request: dict[str, Any]) -> Any:
+    """LoRA adapters on the plan's targets, in the model's dtype; all other weights frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    rank, targets = request["lora_rank"], request["lora_targets"]
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=0.0,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    # peft's default would leave fp32 adapters among 16-bit weights at ZeRO-3, where the engine casts nothing.
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 class Blocks(Dataset):

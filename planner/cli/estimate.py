@@ -21,6 +21,8 @@ def estimate_command(
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     method: o.Method = None,
+    lora_rank: o.LoraRank = None,
+    lora_targets: o.LoraTargets = None,
     precision: o.Precision = None,
     optimizer: o.Optimizer = None,
     attention: o.Attention = None,

@@ -20,9 +20,15 @@ Model = Annotated[
 Gpus = Annotated[str | None, _option("--gpus", "4xA100-80G, 2x8xH100-80G, 2xp4d.24xlarge, a cluster TOML file, auto.")]
 SeqLen = Annotated[str | None, _option("--seq-len", "Tokens per sample [2048, or the model's maximum].")]
 GlobalBatch = Annotated[str | None, _option("--global-batch", "Samples per optimizer step [none].")]
-Method = Annotated[str | None, _option("--method", "full [full].")]
-Precision = Annotated[str | None, _option("--precision", "auto, bf16, fp16, fp32 [auto: bf16 where the GPU has it].")]
-Optimizer = Annotated[str | None, _option("--optimizer", "adamw [adamw].")]
+Method = Annotated[str | None, _option("--method", "full, lora, qlora [full].")]
+LoraRank = Annotated[str | None, _option("--lora-rank", "Rank of the adapters [16].")]
+LoraTargets = Annotated[
+    str | None, _option("--lora-targets", "Modules that carry adapters: q_proj,v_proj [all-linear].")
+]
+Precision = Annotated[
+    str | None, _option("--precision", "auto, bf16, fp16, fp32, pure-bf16 [auto: bf16 where the GPU has it].")
+]
+Optimizer = Annotated[str | None, _option("--optimizer", "adamw, adamw-8bit, adafactor, lion, muon, sgd [adamw].")]
 Attention = Annotated[str | None, _option("--attention", "sdpa, flash, eager [sdpa].")]
 Loss = Annotated[str | None, _option("--loss", "standard, fused (logits never whole) [standard].")]
 HostRam = Annotated[str | None, _option("--host-ram", "GiB per node [from the instance, else unknown].")]

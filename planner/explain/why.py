@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
+from planner.records.model import Method
 from planner.records.plan import Evaluation, Plan, Rejection, Verdict
-from planner.records.request import Request
+from planner.records.request import Request, Workload
 from planner.search.evaluate import PHASE_WORDS
 from planner.search.rank import best_of_each_strategy
 from planner.units import gib_text
@@ -28,6 +29,14 @@ STAGE_WORDS = {
     2: "optimizer states and gradients sharded",
     3: "all states sharded",
 }
+
+
+def method_text(workload: Workload) -> str:
+    """What is trained, in two or three words."""
+    adapter = workload.adapter
+    if adapter is None:
+        return "full fine-tuning"
+    return f"{'QLoRA' if adapter.method is Method.QLORA else 'LoRA'} of rank {adapter.rank}"
 
 
 def strategy_sentence(candidate: Candidate) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.geometry.params import largest_tensor_numel
+from planner.geometry.params import largest_tensor_numel, parameter_count
 from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Request
@@ -20,6 +20,7 @@ from planner.units import ceil_div
 
 NVME_PATH = "/local_nvme"  # edited by the user: no plan can know where a drive is mounted
 NVME_BUFFER_ELEMENTS = 100_000_000  # DeepSpeed's default of offload_param.buffer_size
+LARGE_MODEL = 30_000_000_000
 AIO_ALIGNMENT_ELEMENTS = 4096  # above DeepSpeed's alignment of swapped tensors (1024 bytes x I/O threads)
 
 
@@ -28,6 +29,7 @@ def deepspeed_config(request: Request, candidate: Candidate) -> dict[str, Any]:
     planned: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": candidate.micro_batch,
         "gradient_accumulation_steps": candidate.accumulation,
+        "optimizer": {"params": {"lr": learning_rate(request)}},
         "zero_optimization": zero_section(request.model, candidate),
         **precision_sections(request.workload.precision, candidate.settings),
     }
@@ -43,6 +45,16 @@ def deepspeed_config(request: Request, candidate: Candidate) -> dict[str, Any]:
             "use_gds": False,
         }
     return overlay(json.loads(read_text("templates", "deepspeed.json")), planned)
+
+
+def learning_rate(request: Request) -> float:
+    """A usual start: 1e-5 where every weight is trained; 2e-4 for adapters, 1e-4 beside 33B and more.
+
+    Source: Dettmers et al. 2023, arXiv:2305.14314, appendix B.2.
+    """
+    if request.workload.adapter is None:
+        return 1e-5
+    return 2e-4 if parameter_count(request.model) < LARGE_MODEL else 1e-4
 
 
 def precision_sections(precision: Precision, settings: ZeroSettings) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.explain.why import binding_sentence, components, rejection_sentences, strategy_sentence
+from planner.explain.why import binding_sentence, components, method_text, rejection_sentences, strategy_sentence
 from planner.geometry.params import parameter_count
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
@@ -77,7 +77,7 @@ def _heading(request: Request) -> list[str]:
         if cluster.host_memory_bytes is None
         else f"host RAM {cluster.host_memory_bytes / GIB:.0f} GiB a node"
     )
-    job = f"{model.name} ({size}), full fine-tuning in {work.precision.value}, {work.seq_len} tokens a sample"
+    job = f"{model.name} ({size}), {method_text(work)} in {work.precision.value}, {work.seq_len} tokens a sample"
     usable = gib_text(cluster.gpu.memory_bytes, digits=2)
     place = f"{nodes} x {cluster.gpu.name} ({usable} usable), {ram}"
     indent = " " * len("model  ")

@@ -212,6 +212,8 @@ def make_document(plan: Plan) -> dict[str, Any]:
             "seq_len": work.seq_len,
             "global_batch": None,
             "method": "full",
+            "lora_rank": None,
+            "lora_targets": None,
             "precision": work.precision.value,
             "optimizer": "adamw",
             "attention": work.attention.value,
