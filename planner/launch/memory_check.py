@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.memory.estimate import estimate_memory
+from planner.memory.host_terms import BESIDE_THE_ENGINE
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import MOMENTS_OF, Device, MemoryEstimate, Moment, Phase
 from planner.records.model import ModelShape
@@ -19,7 +20,6 @@ from planner.spec.cluster import parse_cluster
 PHASES = (Phase.LOAD, Phase.INIT, Phase.FORWARD, Phase.BACKWARD, Phase.STEP)
 LIMIT_PERCENT = 3.0
 OFFLOADED_LIMIT_PERCENT = 5.0
-NOT_TENSORS_OF_THE_ENGINE = ("host/process", "load/copy", "save/copy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def phase_bytes(memory: MemoryEstimate, phase: Phase, *, ranks: int) -> int:
         host = sum(
             term.size_bytes // ranks
             for term in memory.terms
-            if term.device is Device.HOST and moment in term.moments and term.name not in NOT_TENSORS_OF_THE_ENGINE
+            if term.device is Device.HOST and moment in term.moments and term.name not in BESIDE_THE_ENGINE
         )
         return memory.moment_bytes[Device.GPU][moment] + host
 

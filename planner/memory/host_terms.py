@@ -6,35 +6,42 @@ one.
 
 from __future__ import annotations
 
-from planner.memory import host, states, transients
-from planner.memory.gpu_terms import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
-from planner.memory.optimizers import optimizer_formula, optimizer_state_bytes
+from planner.memory import host, optimizers, quantized, states, transients
+from planner.memory.inputs import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
+from planner.records.model import Precision
+from planner.records.request import Optimizer
+from planner.units import ceil_div
 
 EVERY_MOMENT = tuple(Moment)
+BESIDE_THE_ENGINE = ("host/process", "host/workers", "load/copy", "init/defragment", "save/copy")
+"""What is no tensor of the engine, or gone when those are at their fullest: left out where tensors are counted."""
+
 PINNING = (
     "deepspeed 0.19.8 offload buffers, pinned by default; rounded in torch/include/ATen/core/CachingHostAllocator.h"
 )
-PAGEABLE = "deepspeed/ops/adam/cpu_adam.py: states made at the first step, pageable"
+LOCKED = "deepspeed/ops/csrc/pin_memory/deepspeed_pin_tensor.cpp (0.19.8): mlock of the exact size"
+CPU_OPTIMIZERS = {
+    Optimizer.ADAMW: "deepspeed/ops/adam/cpu_adam.py (0.19.8)",
+    Optimizer.LION: "deepspeed/ops/lion/cpu_lion.py (0.19.8)",
+}
+"""What DeepSpeed steps in host memory by itself; the others run torch's code there."""
 
 
 def host_terms(given: Inputs) -> list[Term]:
     """Every term in host memory and on disk."""
-    c, e, ranks = given.candidate, given.element_bytes, given.ranks_per_node
-    sharded_load = c.zero is ZeroStage.PARAMETERS
-    readers = 1 if sharded_load else ranks
-    load_moments = (Moment.LOAD,) if sharded_load else (Moment.LOAD, Moment.INIT_WEIGHTS)
+    c, ranks = given.candidate, given.ranks_per_node
     terms = [
         _term("host/process", EVERY_MOMENT, ranks * host.process_bytes(),
-              "4 GiB per rank", "base per node seen in ZeRO-3 offload logs"),
-        _term("load/copy", load_moments, readers * host.load_copy_bytes(given.model_elements, e),
-              "e * parameters on rank 0 at stage 3, on every rank below", "transformers 5.24 from_pretrained"),
-        _term("save/copy", (Moment.SAVE,), readers * host.save_copy_bytes(given.model_elements, e),
-              "e * parameters on rank 0 at stage 3, on every rank below", "accelerate 1.15 get_state_dict"),
-        _term("init/flatten", (Moment.INIT_WEIGHTS,), ranks * _flatten_through_host_bytes(given),
-              "2 * e * P per rank, when the GPU cannot hold both copies",
-              "deepspeed/runtime/zero/stage_1_and_2.py flatten_on_accelerator"),
+              "ranks * 3 GiB", "peft README and https://github.com/pytorch/pytorch/issues/113326"),
+        _term("host/workers", TRAINING, ranks * host.workers_bytes(),
+              "ranks * 2 workers * 320 MiB", "measured: heap that a forked data-loader process shares at first"),
+        *_load_and_init(given),
+        _term("save/copy", (Moment.SAVE,), _save_bytes(given),
+              "e * parameters on rank 0 at stage 3, on every rank below; at least one fp32 partition a rank",
+              "accelerate 1.15 get_state_dict; torch.save, which brings one storage at a time to the host"),
+        checkpoint_term(given),
     ]  # fmt: skip
     if c.offload is Offload.NONE:
         return terms
@@ -43,6 +50,57 @@ def host_terms(given: Inputs) -> list[Term]:
     if c.zero is ZeroStage.PARAMETERS:
         return [*terms, *_offloaded_stage_three(given)]
     return [*terms, *_offloaded_one_two(given)]
+
+
+def _load_and_init(given: Inputs) -> list[Term]:
+    """What a rank holds in host memory before its shards are where they belong."""
+    c, e, ranks = given.candidate, given.element_bytes, given.ranks_per_node
+    if given.quantized is not None:
+        return [_term("load/copy", (Moment.LOAD,), ranks * quantized.loading_bytes(given.quantized),
+                      "ranks * 4 threads * e * largest tensor", "transformers 5.24 core_model_loading.py")]  # fmt: skip
+    if c.zero is not ZeroStage.PARAMETERS:
+        return [
+            _term("load/copy", (Moment.LOAD,), ranks * host.load_copy_bytes(given.model_elements, e),
+                  "ranks * e * parameters, for random weights or a checkpoint in another dtype",
+                  "transformers 5.24 from_config, from_pretrained"),
+            _term("init/flatten", (Moment.INIT_WEIGHTS,), ranks * _flatten_through_host_bytes(given),
+                  "ranks * 2 * e * P, when the GPU cannot hold both copies",
+                  "deepspeed/runtime/zero/stage_1_and_2.py flatten_on_accelerator"),
+        ]  # fmt: skip
+    defragmented = 0 if c.offload is not Offload.NONE else ranks * e * _share(given)
+    passing = _term("init/defragment", (Moment.INIT_WEIGHTS,), defragmented, "ranks * e * P / N",
+                    "deepspeed/runtime/zero/utils.py defragment: shards pass through the host (0.19.8)")  # fmt: skip
+    return [passing]
+
+
+def _save_bytes(given: Inputs) -> int:
+    """Weights collected in host memory, or the partition that a rank is writing, whichever is more."""
+    c, ranks = given.candidate, given.ranks_per_node
+    sharded = c.zero is ZeroStage.PARAMETERS
+    collected = host.save_copy_bytes(given.sizes.total if sharded else given.model_elements, given.element_bytes)
+    if given.quantized is not None and not sharded:
+        collected = given.frozen_weight_bytes + given.quantized.scales_bytes
+    on_the_host_anyway = c.offload is not Offload.NONE or c.zero is ZeroStage.DISABLED
+    written = 0 if on_the_host_anyway else given.precision.state_bytes * max(_groups(given))
+    return max(collected * (1 if sharded else ranks), ranks * written)
+
+
+def checkpoint_term(given: Inputs) -> Term:
+    """One whole checkpoint of the job, all ranks together, wherever the output folder lies."""
+    c, e = given.candidate, given.element_bytes
+    trained = given.sizes.total * c.degrees.tp
+    engine_bytes = given.precision.state_bytes * trained
+    if given.precision is Precision.FP32 and c.zero is ZeroStage.DISABLED:
+        engine_bytes = 0
+    engine_bytes += optimizers.optimizer_state_bytes(trained, given.optimizer, given.precision)
+    engine_weights = 0 if c.zero is ZeroStage.PARAMETERS else e * trained
+    consolidated = e * (given.sizes.total if given.frozen_weight_bytes else given.model_elements)
+    return Term(
+        name="checkpoint/files", device=Device.DISK, moments=(Moment.SAVE,),
+        size_bytes=engine_bytes + engine_weights + consolidated,
+        formula="master weights + optimizer states + weights (twice below stage 3), of the whole job",
+        source="deepspeed/runtime/engine.py save_checkpoint, transformers 5.24 Trainer; measured on the engine",
+    )  # fmt: skip
 
 
 def _term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str) -> Term:
@@ -75,77 +133,142 @@ def _share(given: Inputs) -> int:
     return states.gradient_partition_bytes(given.sizes.total, degrees, 1)
 
 
-def _optimizer(given: Inputs, share: int) -> Term:
-    """Optimizer states in host memory."""
-    size = given.ranks_per_node * optimizer_state_bytes(share, given.optimizer, given.precision)
-    per_element = optimizer_formula(given.optimizer, given.precision)
-    return _term("states/optimizer", TRAINING, size, f"ranks * {per_element} * P / N", PAGEABLE)
+def _optimizer(given: Inputs, share: int, updated: int) -> list[Term]:
+    """Optimizer states in host memory, pageable, made at the first step; what an update makes and drops."""
+    optimizer, precision, ranks = given.optimizer, given.precision, given.ranks_per_node
+    source = CPU_OPTIMIZERS.get(optimizer, optimizers.state_source(optimizer))
+    return [
+        _term("states/optimizer", TRAINING, ranks * optimizers.optimizer_state_bytes(share, optimizer, precision),
+              f"ranks * {optimizers.state_formula(optimizer, precision, 'P / N')}", source),
+        _term("step/update", (Moment.STEP_UPDATE,), ranks * optimizers.update_bytes(updated, optimizer, precision),
+              f"ranks * {optimizers.update_formula(optimizer, precision)}", source),
+    ]  # fmt: skip
 
 
-def _group(given: Inputs) -> int:
-    """Elements of the largest stage-3 sub-group."""
-    c = given.candidate
-    return transients.sub_group_elements(given.sizes, c.degrees, c.settings.sub_group_elements)
+def _groups(given: Inputs) -> tuple[int, ...]:
+    """Elements of every sub-group that one rank updates by itself: one below stage 3."""
+    c, share = given.candidate, _share(given)
+    if c.zero is not ZeroStage.PARAMETERS:
+        return (share,)
+    if c.degrees.tp == 1:
+        return host.sub_group_elements(given.sizes.tensors, c.degrees.dp, c.settings.sub_group_elements)
+    largest = transients.sub_group_elements(given.sizes, c.degrees, c.settings.sub_group_elements)
+    full, rest = divmod(share, largest)
+    return (largest,) * full + ((rest,) if rest else ())
+
+
+def _many(name: str, moments: tuple[Moment, ...], given: Inputs, rank_bytes: int, formula: str) -> Term:
+    """Many page-locked blocks per rank, rounded one by one already."""
+    return Term(
+        name=name, device=Device.HOST, moments=moments, size_bytes=given.ranks_per_node * rank_bytes, formula=formula,
+        source=PINNING, pinned=given.candidate.settings.pin_memory,
+    )  # fmt: skip
 
 
 def _offloaded_one_two(given: Inputs) -> list[Term]:
     c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, _share(given)
-    before_pinning = ranks * 4 * share if c.settings.pin_memory else 0
+    width, pin = given.precision.state_bytes, c.settings.pin_memory
+    before_pinning = ranks * (width + e) * share if pin else 0
     terms = [
-        _pinned("states/master", FROM_INIT_STATES, given, 4 * share, "ranks * p2(4 * P / N)"),
-        _pinned("gradients/fp32", FROM_INIT_STATES, given, 4 * share, "ranks * p2(4 * P / N)"),
+        _pinned("states/master", FROM_INIT_STATES, given, width * share, f"ranks * p2({width} * P / N)"),
+        _pinned("gradients/update", FROM_INIT_STATES, given, width * share, f"ranks * p2({width} * P / N)"),
         _pinned("buffers/weights_staging", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
         _pinned("buffers/largest_gradient", FROM_INIT_STATES, given, e * given.sizes.largest_tensor,
                 "ranks * p2(e * largest tensor)"),
-        _optimizer(given, share),
-        _term("init/before_pinning", (Moment.INIT_STATES,), before_pinning, "ranks * 4 * P / N", PINNING),
+        *_optimizer(given, share, share),
+        _term("init/before_pinning", (Moment.INIT_STATES,), before_pinning,
+              f"ranks * ({width} + e) * P / N: pageable copies while they are pinned", PINNING),
     ]  # fmt: skip
-    if c.accumulation > 1:
-        terms.append(_pinned("gradients/accumulated", TRAINING, given, e * share, "ranks * p2(e * P / N)"))
+    if c.accumulation > 1 and given.precision is not Precision.PURE_BF16:  # which adds up in `gradients/update`
+        whole = host.pinned_tensors_bytes(given.sizes.tensors, 1, e, pin=pin) if pin else e * given.sizes.total
+        terms.append(_many("gradients/accumulated", TRAINING, given, ceil_div(whole, c.degrees.dp),
+                           "ranks * (sum over tensors of p2(e * numel)) / N"))  # fmt: skip
     return terms
 
 
 def _offloaded_stage_three(given: Inputs) -> list[Term]:
-    c, e, ranks, share, group = given.candidate, given.element_bytes, given.ranks_per_node, _share(given), _group(given)
-    full_groups, rest = divmod(share, group)
-    pin = c.settings.pin_memory
-    gradient = full_groups * host.pinned_bytes(4 * group, pin_memory=pin) + host.pinned_bytes(4 * rest, pin_memory=pin)
-    fp32_gradients = Term(
-        name="gradients/fp32", device=Device.HOST, moments=FROM_INIT, size_bytes=ranks * gradient,
-        formula="ranks * sum over sub-groups of p2(4 * S)", source=PINNING, pinned=pin,
-    )  # fmt: skip
+    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, _share(given)
+    groups, pin, width = _groups(given), c.settings.pin_memory, given.precision.state_bytes
+    gradients = host.pinned_groups_bytes(groups, width, pin=pin)
+    unpinned_group = 2 if pin else 1  # the largest group's buffer, and the pageable source of a pinned one
     terms = [
-        fp32_gradients,
-        _term("states/master", FROM_INIT, ranks * 4 * share, "ranks * 4 * P / N",
+        _many("gradients/update", FROM_INIT, given, gradients, f"ranks * sum over sub-groups of p2({width} * S)"),
+        _term("states/master", FROM_INIT, ranks * width * share, f"ranks * {width} * P / N",
               "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, pageable"),
-        _optimizer(given, share),
+        *_optimizer(given, share, max(groups)),
         _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
-        _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * 4 * group, "ranks * 4 * S",
+        _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * unpinned_group * width * max(groups),
+              f"ranks * {width} * S, twice with pinning",
               "deepspeed/runtime/zero/stage3.py initialize_optimizer_states"),
+        _term("init/before_pinning", (Moment.INIT_STATES,), ranks * e * share if pin else 0,
+              "ranks * e * P / N: a pageable copy while it is pinned", PINNING),
     ]  # fmt: skip
     if c.offload is Offload.OPTIMIZER_AND_PARAMS:
-        since_load = (Moment.LOAD, *FROM_INIT)
-        terms.append(_pinned("states/weights", since_load, given, e * share, "ranks * p2(e * P / N)"))
-        frozen = states.frozen_share_bytes(given.frozen_weight_bytes, c.degrees.dp)
-        terms.append(_pinned("states/frozen_weights", since_load, given, frozen, "ranks * p2(frozen bytes / N)"))
+        terms += _offloaded_weights(given)
     return terms
 
 
-def _nvme(given: Inputs) -> list[Term]:
-    e, share, group = given.element_bytes, _share(given), _group(given)
-    largest_shard = -(-given.sizes.largest_tensor // given.candidate.degrees.dp)
-    parameter_buffer = max(host.NVME_PARAM_BUFFER_ELEMENTS, largest_shard)
-    on_disk = Term(
-        name="states/nvme", device=Device.DISK, moments=FROM_INIT_STATES,
-        size_bytes=given.ranks_per_node * (16 + e) * share,
-        formula="ranks * (16 + e) * P / N: fp32 weights, momentum, variance, gradients; 16-bit weights",
-        source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
-    )  # fmt: skip
+def _offloaded_weights(given: Inputs) -> list[Term]:
+    """Parameter shards in host memory: pinned one by one by zero.Init, then moved into one flat buffer.
+
+    torch keeps the blocks that the move frees, and nothing later fits into them.
+    """
+    c, e, share = given.candidate, given.element_bytes, _share(given)
+    pin, dp = c.settings.pin_memory, c.degrees.dp
+    shards = host.pinned_tensors_bytes(given.sizes.tensors, dp, e, pin=True) if pin else e * share
     return [
-        on_disk,
-        _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
-        _pinned("buffers/nvme_parameters", FROM_INIT_STATES, given, host.NVME_PARAM_BUFFERS * e * parameter_buffer,
-                "ranks * p2(buffer_count * buffer_size * e)"),
-        _pinned("buffers/nvme_optimizer", FROM_INIT_STATES, given, host.NVME_OPTIMIZER_BUFFERS * 4 * group,
-                "ranks * p2(buffer_count * 4 * S)"),
+        _many("load/shards", EVERY_MOMENT if pin else (Moment.LOAD,), given, shards,
+              "ranks * sum over tensors of p2(e * numel / N): zero.Init's blocks, which torch keeps"),
+        _pinned("states/weights", FROM_INIT, given, e * share, "ranks * p2(e * P / N)"),
+        _many("states/frozen_weights", EVERY_MOMENT, given, _frozen_shard_bytes(given),
+              "ranks * sum over frozen tensors of p2(bytes / N)"),
     ]  # fmt: skip
+
+
+def _frozen_shard_bytes(given: Inputs) -> int:
+    """Shards of weights that are not trained, one block a tensor: they never move into a flat buffer."""
+    if not given.frozen_weight_bytes:
+        return 0
+    c, trained = given.candidate, len(given.sizes.tensors)
+    whole = states.frozen_share_bytes(given.frozen_weight_bytes, c.degrees.dp)
+    if not c.settings.pin_memory:
+        return whole
+    frozen = given.whole.tensors[: len(given.whole.tensors) - trained]
+    exact = given.element_bytes * sum(ceil_div(numel, c.degrees.dp) * count for numel, count in frozen)
+    rounded = host.pinned_tensors_bytes(frozen, c.degrees.dp, given.element_bytes, pin=True)
+    return ceil_div(whole * rounded, exact)
+
+
+def _nvme(given: Inputs) -> list[Term]:
+    e, share, ranks, largest = given.element_bytes, _share(given), given.ranks_per_node, max(_groups(given))
+    largest_shard = ceil_div(given.sizes.largest_tensor, given.candidate.degrees.dp)
+    width = given.precision.state_bytes
+    staging = host.NVME_PARAM_BUFFERS * e * max(host.NVME_BUFFER_ELEMENTS, largest_shard)
+    per_element = 2 * width + e
+    states_formula = optimizers.state_formula(given.optimizer, given.precision, "P / N")
+    state_bytes = optimizers.optimizer_state_bytes(share, given.optimizer, given.precision)
+    return [
+        Term(
+            name="states/nvme", device=Device.DISK, moments=FROM_INIT_STATES,
+            size_bytes=ranks * (per_element * share + state_bytes),
+            formula=f"ranks * ({per_element} * P / N + {states_formula}): "
+            "master weights, gradients, weights; optimizer states",
+            source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
+        ),
+        _pinned("states/weights_in_host", FROM_INIT, given, e * min(share, host.MAX_IN_CPU_ELEMENTS),
+                "ranks * p2(e * min(P / N, max_in_cpu))"),
+        _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
+        _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * 2 * width * largest, f"ranks * 2 * {width} * S",
+              "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, initialize_optimizer_states"),
+        _locked("buffers/nvme_parameters", EVERY_MOMENT, ranks * staging, "ranks * buffer_count * buffer_size * e"),
+        _locked("buffers/nvme_optimizer", FROM_INIT, ranks * host.NVME_OPTIMIZER_BUFFERS * width * largest,
+                f"ranks * buffer_count * {width} * S"),
+    ]  # fmt: skip
+
+
+def _locked(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str) -> Term:
+    """Staging buffers of the NVMe engine: page-locked at their exact size, whatever `pin_memory` says."""
+    return Term(
+        name=name, device=Device.HOST, moments=moments, size_bytes=size_bytes, formula=formula, source=LOCKED,
+        pinned=True,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from planner.memory.estimate import estimate_memory
+from planner.memory.host_terms import BESIDE_THE_ENGINE
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import MOMENTS_OF, Device, MemoryEstimate, Moment, Phase
 from planner.records.model import Precision
@@ -29,7 +30,6 @@ from planner.spec.hf_config import shape_from_config
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "engine_memory.json").read_text(encoding="utf-8"))
 RUNS: list[dict[str, Any]] = GOLDEN["runs"]
-NOT_TENSORS_OF_THE_ENGINE = ("host/process", "load/copy", "save/copy")
 TOLERANCE = {"init": 0.02, "forward": 0.02, "backward": 0.025, "step": 0.01}
 OFFLOAD_TOLERANCE = 0.03
 # What the model gets wrong, and by how much; the cause is open.
@@ -73,7 +73,7 @@ def engine_bytes(memory: MemoryEstimate, phase: Phase, *, ranks: int) -> int:
         host = sum(
             term.size_bytes // ranks
             for term in memory.terms
-            if term.device is Device.HOST and moment in term.moments and term.name not in NOT_TENSORS_OF_THE_ENGINE
+            if term.device is Device.HOST and moment in term.moments and term.name not in BESIDE_THE_ENGINE
         )
         return memory.moment_bytes[Device.GPU][moment] + host
 

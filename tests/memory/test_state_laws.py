@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planner.geometry.sharding import State
 from planner.memory import states
-from planner.memory.gpu_terms import Inputs
 from planner.memory.host_terms import host_terms
+from planner.memory.inputs import Inputs
 from planner.memory.sizes import RankSizes
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import Device, Moment
@@ -138,7 +138,10 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
         embedding=1,
         head=1,
         tied=False,
-        tensors=(),
+        tensors=((elements // 1000, 1000),),
+        muon=0,
+        muon_workspace_bytes=0,
+        factored=0,
     )
     given = Inputs(
         candidate=candidate,
@@ -154,5 +157,5 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
     return sum(
         term.size_bytes
         for term in host_terms(given)
-        if term.device is Device.HOST and Moment.STEP_CAST in term.moments and term.name != "host/process"
+        if term.device is Device.HOST and Moment.STEP_CAST in term.moments and not term.name.startswith("host/")
     )
