@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from planner.cli import check, estimate, plan, show, smoke
+from planner.cli import accuracy, check, estimate, plan, show, smoke
 from planner.errors import PlannerError, nearest, one_line
 from planner.version import VERSION
 
@@ -27,10 +27,11 @@ app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate_command)
 app.command("check")(check.check_command)
 app.command("smoke")(smoke.smoke_command)
 app.command("show")(show.show_command)
+app.command("accuracy", epilog=accuracy.EXAMPLES)(accuracy.accuracy_command)
 # UsageError of whichever click this typer brings: its own copy, or the package.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-COMMANDS = ("plan", "estimate", "check", "smoke", "show")
-LATER = ("measure", "calibrate", "compare", "report", "diagnose", "accuracy")
+COMMANDS = ("plan", "estimate", "check", "smoke", "show", "accuracy")
+LATER = ("measure", "calibrate", "compare", "report", "diagnose")
 
 
 @app.callback(invoke_without_command=True)

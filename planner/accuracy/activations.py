@@ -1,0 +1,97 @@
+"""Activations and loss of layers that are not transformers' own.
+
+In: a `Run`. Out: terms in the names that a plan's terms have. Megatron's layers have a module of their own, because
+tensor parallelism divides them.
+"""
+
+from __future__ import annotations
+
+from planner.accuracy.layers import (
+    KERNELS,
+    LITGPT,
+    TORCHTUNE,
+    TRANSFORMERS,
+    LayerCode,
+    backward_bytes_per_token,
+    layer_kept_bytes_per_token,
+    mlp_bytes_per_token,
+)
+from planner.accuracy.run import Run
+from planner.accuracy.words import Layers
+from planner.memory.inputs import term
+from planner.records.candidate import Checkpointing
+from planner.records.estimate import Moment, Term
+
+SOURCE = "the framework's own layers, traced (planner/accuracy/layers.py)"
+ALIVE = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
+CODES = {
+    Layers.LITGPT: LITGPT,
+    Layers.TORCHTUNE: TORCHTUNE,
+    Layers.FOUNDRY: KERNELS,
+    Layers.TRANSFORMERS: TRANSFORMERS,
+}
+
+
+def code_of(run: Run) -> LayerCode:
+    """The code that ran: a compiled or Liger-patched layer is made of fused kernels."""
+    return KERNELS if run.fused_kernels else CODES[run.layers]
+
+
+def layer_terms(run: Run) -> list[Term]:
+    """What the layers keep and what their backward adds.
+
+    A tiled MLP (DeepSpeed's `TiledMLP`, arXiv:2506.13996) holds one tile of the sequence at a time, next to nothing.
+    """
+    shape, code = run.shape, code_of(run)
+    kept = layer_kept_bytes_per_token(shape, code, run.tuning, run.workload.attention, run.workload.seq_len)
+    if run.tiled_mlp:
+        kept -= mlp_bytes_per_token(shape, code, run.tuning)
+    stream = 2 * shape.hidden
+    extra = stream if run.tiled_mlp else backward_bytes_per_token(shape, code)
+    terms = []
+    if run.candidate.checkpointing is Checkpointing.FULL:
+        held = run.tokens * stream * shape.layers
+        terms.append(term("activations/checkpoints", ALIVE, held, f"{shape.layers} layers x {stream}", SOURCE))
+        terms.append(term("activations/layer", ALIVE[2:], run.tokens * kept, f"1 layer x {kept}", SOURCE))
+    else:
+        held = run.tokens * kept * shape.layers
+        terms.append(term("activations/kept", ALIVE, held, f"{shape.layers} layers x {kept}", SOURCE))
+    terms.append(term("activations/final_norm", ALIVE[:2], run.tokens * 3 * stream, "6h", SOURCE))
+    terms.append(term("activations/backward_temporaries", ALIVE[2:], run.tokens * extra, str(extra), SOURCE))
+    return terms
+
+
+def loss_terms(run: Run) -> list[Term]:
+    """Logits and loss of LitGPT, torchtune and llm-foundry."""
+    forward, backward = loss_bytes_per_token(run)
+    unpacked = 2 * run.shape.vocab * run.shape.hidden if run.tuning.frozen_head_bytes < 2 else 0
+    chunked = run.layers is Layers.TORCHTUNE and run.tuning.full and run.point.fused_ce != "none"
+    head = 2 * run.shape.vocab * run.shape.hidden if chunked else 0
+    return [
+        term("logits/forward", ALIVE[:1], run.tokens * forward, f"{run.tokens} tokens x {forward}", SOURCE),
+        term("logits/backward", ALIVE[1:2], run.tokens * backward, f"{run.tokens} tokens x {backward}", SOURCE),
+        term("gathered/head", ALIVE[:2], unpacked, "2 * V * h: a 4-bit head, unpacked for its product", SOURCE),
+        term("gradients/chunked_head", ALIVE[1:2], head, "2 * V * h: summed up chunk by chunk", SOURCE),
+    ]
+
+
+def loss_bytes_per_token(run: Run) -> tuple[int, int]:
+    """At the end of forward, and at the start of backward.
+
+    Formula: LitGPT 8V with chunks of 128 tokens: Lightning Fabric returns fp32 logits 4V, and each chunk keeps its
+        log-softmax 4V; 12V for full fine-tuning, where the logits are one tensor and its shifted copy is another.
+        torchtune in chunks 6V: 16-bit logits 2V and the log-softmax 4V, which a compiled loss recomputes; in one piece
+        10V and 12V. llm-foundry 2V: flash-attention's kernel overwrites the 16-bit logits with their gradient.
+    Source: LitGPT utils.py `chunked_cross_entropy`, lightning/fabric/plugins/precision/half.py `convert_output`;
+        torchtune modules/loss/ce_chunked_output_loss.py, compiled by torchtune/training/_compile.py `compile_loss`;
+        flash_attn/losses/cross_entropy.py with `inplace_backward`, llm-foundry's default `loss_fn`.
+    Leaves out: the logits and gradients of one chunk.
+    """
+    vocab = run.shape.vocab
+    if run.layers is Layers.LITGPT:
+        return (12 * vocab, 12 * vocab) if run.tuning.full else (8 * vocab, 8 * vocab)
+    if run.layers is Layers.FOUNDRY:
+        return 2 * vocab, 2 * vocab
+    if run.point.fused_ce == "none":
+        return 10 * vocab, 12 * vocab
+    return (2 * vocab, 2 * vocab) if run.fused_kernels else (6 * vocab, 6 * vocab)

@@ -1,0 +1,67 @@
+"""`dsplan accuracy`: the memory model against what people measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.errors import PlannerError, nearest
+
+EXAMPLES = (
+    "Examples: dsplan accuracy | dsplan accuracy --memory --source stas-z3-offload | dsplan accuracy --peers | "
+    "dsplan accuracy --points mine.jsonl --json"
+)
+
+
+def accuracy_command(
+    *,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Errors of the predicted peak, by counter and source.")
+    ] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="How often the verdict was wrong, by source.")] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Beside DeepSpeed's estimators and the 16-bytes rule, on the same rows.")
+    ] = False,
+    overhead: Annotated[
+        bool, typer.Option("--overhead", help="Where the overhead beyond tensors and the default margin come from.")
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option("--source", help="Only the rows of one source.", show_default=False)
+    ] = None,
+    points: Annotated[
+        str | None,
+        typer.Option("--points", help="A JSONL file of measured runs [the table of dsplan].", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Figures and every row as JSON on stdout.")] = False,
+) -> int:
+    """Scores the model against measured runs; without a choice, memory, fit and the comparison."""
+    from planner.accuracy.points import packaged_points, read_points
+    from planner.accuracy.score import score_all
+    from planner.cli.show_answer import print_json
+    from planner.report.accuracy import accuracy_document, fit_text, memory_text, peers_text
+    from planner.spec.request import DEFAULT_MARGIN
+
+    found = read_points(Path(points)) if points is not None else packaged_points()
+    if source is not None:
+        names = sorted({point.source_name for point in found})
+        found = tuple(point for point in found if point.source_name == source)
+        if not found:
+            near = nearest(source, names)
+            hint = f"did you mean `{near[0]}`?" if near else f"the sources are {', '.join(names)}"
+            raise PlannerError(f"no point is of the source `{source}`", hint=hint)
+    scored = score_all(found)
+    if json:
+        print_json(accuracy_document(scored, DEFAULT_MARGIN))
+        return 0
+    every = not (memory or fit or peers or overhead)
+    parts = []
+    if memory or every:
+        parts.append(memory_text(scored))
+    if fit or every:
+        parts.append(fit_text(scored, DEFAULT_MARGIN))
+    if peers or every:
+        parts.append(peers_text(scored))
+    typer.echo("\n\n".join("\n".join(part) for part in parts))
+    return 0
