@@ -153,7 +153,7 @@ def _groups(given: Inputs) -> tuple[int, ...]:
     if c.degrees.tp == 1:
         return host.sub_group_elements(given.sizes.tensors, c.degrees.dp, c.settings.sub_group_elements)
     largest = transients.sub_group_elements(given.sizes, c.degrees, c.settings.sub_group_elements)
-    full, rest = divmod(share, largest)
+    full, rest = divmod(share, largest or share)  # tensor parallelism divides no adapter
     return (largest,) * full + ((rest,) if rest else ())
 
 
