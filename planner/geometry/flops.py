@@ -12,8 +12,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from planner.geometry.adapters import adapter_tensors
 from planner.geometry.params import EXPERT_PREFIX
-from planner.records.model import ModelShape
+from planner.records.model import Adapter, ModelShape
 from planner.records.traced import LayerKind, TracedModel
 
 
@@ -107,6 +108,32 @@ def _traced_layer(model: ModelShape, kind: LayerKind) -> LayerWork:
         gemms=gemms,
         column_gemms=0,
         row_gemms=0,
+    )
+
+
+class AdapterWork(NamedTuple):
+    """The products that low-rank adapters add to one layer, for one token, on average over the layers."""
+
+    elements: float  # weights of the adapters
+    widths: float  # inputs and outputs of their products
+    outputs: float  # outputs that are scaled and added to those of the frozen modules
+    gemms: float
+
+
+@lru_cache(maxsize=256)
+def adapter_work(model: ModelShape, adapter: Adapter) -> AdapterWork:
+    """What an adapter adds to a layer.
+
+    Formula: r * (inputs + outputs) weights and two products for each target.
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; peft 0.21, tuners/lora/layer.py `Linear.forward`.
+    Leaves out: that layers of experts and dense layers may carry different ones.
+    """
+    tensors = adapter_tensors(model, adapter)
+    return AdapterWork(
+        elements=sum(t.numel * t.count for t in tensors) / model.layers,
+        widths=sum((t.rows + t.columns) * t.count for t in tensors) / model.layers,
+        outputs=sum(t.rows * t.count for t in tensors if t.name.endswith("/lora_b")) / model.layers,
+        gemms=sum(t.count for t in tensors) / model.layers,
     )
 
 
@@ -213,11 +240,19 @@ def forward_flop(model: ModelShape, seq_len: int, tokens: int) -> int:
     return linear + attention + head_flop(model, tokens)
 
 
-def model_flop(model: ModelShape, seq_len: int, tokens: int) -> int:
+def model_flop(model: ModelShape, seq_len: int, tokens: int, adapter: Adapter | None = None) -> int:
     """Model FLOPs of forward and backward, the numerator of MFU.
 
-    Formula: 3 * forward.
-    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B: MFU counts no recomputation; backward is twice forward.
+    Formula: 3 * forward; beside adapters 2 * forward of the frozen matrices, whose weights get no gradient, 3 * forward
+        of attention and of the adapters.
+    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B: MFU counts no recomputation; backward is twice forward,
+        half of it for the weights (Hu et al. 2021, arXiv:2106.09685, section 4.2: no gradients of frozen weights).
     Leaves out: recomputation, and the extra half forward of a flash backward.
     """
-    return 3 * forward_flop(model, seq_len, tokens)
+    whole = 3 * forward_flop(model, seq_len, tokens)
+    if adapter is None:
+        return whole
+    attention = model.layers * attention_flop(model.heads * model.head_dim, seq_len, tokens)
+    frozen = whole // 3 - attention
+    trained = sum(tensor.numel * tensor.count for tensor in adapter_tensors(model, adapter))
+    return whole - frozen + 3 * linear_flop(trained, tokens)

@@ -149,19 +149,21 @@ def head_s(
     flop_per_s: float,
     hbm_bytes_per_s: float,
     constants: SpeedConstants,
+    frozen: bool = False,
 ) -> float:
     """Seconds of output head and loss, forward and backward, once per micro-batch.
 
-    Formula: 3 * gemm_s of (T, V/t, h) + 10 * T * V / t / W; t is 1 where AutoTP leaves the head, or its logits, whole.
+    Formula: 3 * gemm_s of (T, V/t, h) + 10 * T * V / t / W; t is 1 where AutoTP leaves the head, or its logits, whole;
+        2 * gemm_s where the head is frozen.
     Source: 10 bytes per logit: 16-bit logits, fp32 copy, log-softmax and gradient; part of the fit on llm-foundry.
         What is divided: deepspeed/module_inject/auto_tp.py, DeepSpeed 0.19.8.
     Leaves out: fused losses, which save memory more than time.
     """
-    columns = vocab / head_tp
+    columns, passes = vocab / head_tp, 2 if frozen else 3
     products = gemm_s(
-        3 * linear_flop(hidden * vocab, tokens) / head_tp,
-        3 * weight_bytes * (tokens * (hidden + columns) + hidden * columns),
-        3,
+        passes * linear_flop(hidden * vocab, tokens) / head_tp,
+        passes * weight_bytes * (tokens * (hidden + columns) + hidden * columns),
+        passes,
         flop_per_s=flop_per_s,
         hbm_bytes_per_s=hbm_bytes_per_s,
         constants=constants,

@@ -60,13 +60,15 @@ def time_estimate(
     _add_update(sums, job, cluster, candidate, constants)
     terms = sums.records()
     tokens_per_step = job.tokens * job.accumulation * job.dp
-    relative_error, error_class = error_band(cluster, candidate, constants, experts=model.experts)
+    relative_error, error_class = error_band(
+        cluster, candidate, constants, experts=model.experts, adapters=workload.adapter is not None
+    )
     return TimeEstimate(
         terms=terms,
         # fsum rounds once, and the same way on every Python: 3.12 changed what `sum` does with floats
         step_seconds=fsum(term.seconds - term.hidden_seconds for term in terms),
         tokens_per_step=tokens_per_step,
-        model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step)),
+        model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step, workload.adapter)),
         world_size=candidate.degrees.world_size,
         peak_flop_per_s=peak_flop_per_s(cluster.gpu, workload.precision),
         relative_error=relative_error,
@@ -74,10 +76,12 @@ def time_estimate(
     )
 
 
-def error_band(cluster: Cluster, candidate: Candidate, constants: SpeedConstants, *, experts: int) -> tuple[float, str]:
+def error_band(
+    cluster: Cluster, candidate: Candidate, constants: SpeedConstants, *, experts: int, adapters: bool = False
+) -> tuple[float, str]:
     """Half-width of the band that the measured runs support, and the reason, the widest band first.
 
-    Formula: 35 % with offload or experts, 20 % on several nodes or with ZeRO-3, else 10 %.
+    Formula: 35 % with offload or experts, 20 % on several nodes, with ZeRO-3 or with adapters, else 10 %.
     Source: errors on 209 llm-foundry rows and 748 vTrain rows; offload rests on a handful of reports.
     Leaves out: cards whose efficiencies are inferred, and AutoTP, whose speed nobody has published.
     """
@@ -85,6 +89,8 @@ def error_band(cluster: Cluster, candidate: Candidate, constants: SpeedConstants
         return constants.band_offload, "offload: rests on a handful of public reports"
     if experts:
         return constants.band_offload, "mixture of experts: no measured run behind it"
+    if adapters:
+        return constants.band_distributed, "adapters: derived from full training, few measured runs"
     if cluster.nodes > 1:
         return constants.band_distributed, "several nodes: few measured runs without pipeline parallelism"
     if candidate.zero is ZeroStage.PARAMETERS:
@@ -95,9 +101,12 @@ def error_band(cluster: Cluster, candidate: Candidate, constants: SpeedConstants
 def _add_compute(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, job: Setup) -> None:
     """Kernels, recomputation, waiting for the host and tensor-parallel traffic of all layers of one kind."""
     times = job.accumulation * kind.layers
-    sums.add("compute/gemm", times * 3 * seconds.gemm)
+    passes = 2 if job.checkpointed else 1
+    sums.add("compute/gemm", times * (3 if job.frozen is None else 2) * seconds.gemm)
     sums.add("compute/attention", times * (seconds.attention + seconds.attention_backward))
     sums.add("compute/elementwise", times * 3 * seconds.elementwise)
+    sums.add("compute/adapters", times * (passes + 2) * seconds.adapters)
+    sums.add("compute/unpacking", times * (passes + 1) * seconds.unpacking)
     if job.checkpointed:
         sums.add("compute/recompute", times * (seconds.gemm + seconds.attention + seconds.elementwise))
     sums.add("compute/host_floor", times * seconds.idle)
@@ -116,10 +125,12 @@ def _add_layer_traffic(
     """What the stage moves while a layer computes: gathers, reductions and shards fetched from host or NVMe."""
     stage, engine = candidate.zero, constants.engine
     parameters = kind.held_elements / job.tp
-    reduce = job.gradient_bytes * parameters * job.rate.data_s_per_byte
+    trained = parameters if job.frozen is None else job.frozen.work.elements
+    stored_bytes = job.weight_bytes if job.frozen is None else job.frozen.stored_bytes
+    reduce = job.gradient_bytes * trained * job.rate.data_s_per_byte
     if stage is ZeroStage.PARAMETERS:
-        gather = job.weight_bytes * parameters * job.rate.data_s_per_byte
-        fetch = gathered_parameters_s(parameters / job.dp, job.weight_bytes, cluster, candidate.offload, constants)
+        gather = stored_bytes * parameters * job.rate.data_s_per_byte
+        fetch = gathered_parameters_s(parameters / job.dp, stored_bytes, cluster, candidate.offload, constants)
         times = job.accumulation * kind.layers
         _add_overlapped(sums, times, seconds.forward, gather, 0.0, fetch, job.exposed_share)
         again = engine.zero3_backward_gathers
@@ -157,6 +168,7 @@ def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
         flop_per_s=job.gemm_flop_per_s,
         hbm_bytes_per_s=job.hbm_bytes_per_s,
         constants=constants,
+        frozen=job.frozen is not None,
     )
     sums.add("compute/head", job.accumulation * seconds)
     if job.tp > 1 and work.head_divided and not work.logits_divided:
@@ -167,7 +179,7 @@ def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
 
 def _add_update(sums: TermSums, job: Setup, cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> None:
     """What happens once per step: the traffic that overlaps nothing, the optimizer, and the copies of offload."""
-    parameters = job.parameters
+    parameters = job.parameters if job.frozen is None else job.frozen.trained
     local = parameters if candidate.zero is ZeroStage.DISABLED else parameters / job.dp
     if candidate.zero is ZeroStage.DISABLED:
         sums.add("communication/reduce", 2 * job.gradient_bytes * parameters * job.rate.data_s_per_byte)

@@ -11,6 +11,7 @@ from planner.records.candidate import Candidate, Checkpointing, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.request import Attention, Workload
+from planner.speed.adapters import Frozen, adapter_s, frozen_base, unpack_s
 from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, tensor_parallel_s
 from planner.speed.compute import (
     eager_attention_s,
@@ -47,6 +48,7 @@ class Setup(NamedTuple):
     checkpointed: bool
     eager_attention: bool
     profile: StackProfile
+    frozen: Frozen | None  # None: every parameter is trained
 
 
 class LayerSeconds(NamedTuple):
@@ -56,6 +58,8 @@ class LayerSeconds(NamedTuple):
     attention: float
     attention_backward: float
     elementwise: float
+    adapters: float
+    unpacking: float  # of 4-bit weights
     tensor_parallel: float  # all passes
     forward: float
     recompute_and_backward: float
@@ -102,6 +106,7 @@ def setup(
         checkpointed=candidate.checkpointing is Checkpointing.FULL,
         eager_attention=workload.attention is Attention.EAGER,
         profile=profile,
+        frozen=frozen_base(model, workload.adapter, weight_bytes) if workload.adapter else None,
     )
 
 
@@ -131,11 +136,31 @@ def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
     return forward, 2 * forward
 
 
+def frozen_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
+    """Forward seconds of a layer's adapters, and seconds to unpack its weights in any pass; 0 in full training.
+
+    Formula: adapter_s and unpack_s.
+    Source: see those.
+    Leaves out: see those.
+    """
+    if job.frozen is None:
+        return 0.0, 0.0
+    adapters = adapter_s(
+        job.frozen.work,
+        job.tokens,
+        weight_bytes=job.weight_bytes,
+        flop_per_s=job.gemm_flop_per_s,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+        constants=constants,
+    )
+    return adapters, unpack_s(job.frozen.packed_elements, job.weight_bytes, job.hbm_bytes_per_s)
+
+
 def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> LayerSeconds:
     """One layer of that kind, one micro-batch.
 
     Formula: pass = max(kernels + all-reduces, floor); backward is 2 * gemm + backward attention + 2 * element-wise,
-        recomputation one more forward.
+        recomputation one more forward; beside adapters 1 * gemm, for frozen weights get no gradient.
     Source: 720 rows of vTrain for the floor; arXiv:2205.05198, section 5, for full recomputation.
     Leaves out: kernels that run while the host is ahead after a floor-bound layer.
     """
@@ -164,8 +189,11 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
         activation_bytes = job.weight_bytes * tokens * hidden
         tp_forward = tensor_parallel_s(job.rate, activation_bytes, layer.row_gemms)
         tp_backward = tensor_parallel_s(job.rate, activation_bytes, backward_all_reduces(layer, constants.engine))
-    forward_gpu = gemm + attention + elementwise + tp_forward
-    backward_gpu = 2 * gemm + attention_backward + 2 * elementwise + tp_backward
+    adapters, unpacking = frozen_s(job, constants)
+    backward_gemms = 2 if job.frozen is None else 1
+    forward_gpu = gemm + attention + elementwise + tp_forward + adapters + unpacking
+    backward_gpu = backward_gemms * gemm + attention_backward + 2 * elementwise + tp_backward
+    backward_gpu += 2 * adapters + unpacking
     forward = max(forward_gpu, job.floor_s)
     backward = max(backward_gpu, job.floor_s)
     forwards = 2 if job.checkpointed else 1
@@ -174,6 +202,8 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
         attention=attention,
         attention_backward=attention_backward,
         elementwise=elementwise,
+        adapters=adapters,
+        unpacking=unpacking,
         tensor_parallel=forwards * tp_forward + tp_backward,
         forward=forward,
         recompute_and_backward=(forwards - 1) * forward + backward,

@@ -10,7 +10,7 @@ from planner.records.estimate import TimeTerm
 TERMS: dict[str, tuple[str, str]] = {
     "compute/gemm": (
         "gas * layers * 3 * (flop / (e * P) + 0.56 * operand bytes / W + 11 µs per product)",
-        "SimuMax, fit on 183 shapes; backward is twice forward",
+        "SimuMax, fit on 183 shapes; backward is twice forward, once where weights are frozen",
     ),
     "compute/attention": (
         "gas * layers * (forward + backward); flash: 2*s*q*T/t / (e_a * P), backward 2.5/0.85 of it; "
@@ -20,6 +20,14 @@ TERMS: dict[str, tuple[str, str]] = {
     "compute/elementwise": (
         "gas * layers * 3 * ke * (0.5 + 0.5/t) * w * h * T / W",
         "fit on llm-foundry (eager) and vTrain (fused)",
+    ),
+    "compute/adapters": (
+        "gas * layers * 3 * (two products of width r per target + 5 * w * outputs * T / W), 4 with recomputation",
+        "peft 0.21, tuners/lora/layer.py",
+    ),
+    "compute/unpacking": (
+        "gas * layers * passes * (0.5 + w) * 4-bit weights / W",
+        "bitsandbytes 0.50, autograd/_functions.py MatMul4Bit",
     ),
     "compute/recompute": (
         "gas * layers * (forward of gemm, attention and element-wise work)",

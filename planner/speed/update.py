@@ -48,7 +48,7 @@ def cpu_step_s(node_parameters: float, cluster: Cluster, constants: SpeedConstan
     return node_parameters / cpu_parameters_per_s(cluster, constants)
 
 
-def host_copy_s(local_parameters: float, value_bytes: int, host_link_bytes_per_s: float) -> float:
+def host_copy_s(local_parameters: float, value_bytes: float, host_link_bytes_per_s: float) -> float:
     """Seconds to copy one value per local parameter between GPU and host, in one direction.
 
     Formula: bytes * local parameters / pc.
@@ -70,7 +70,7 @@ def nvme_states_s(
     return constants.nvme_state_bytes * node_parameters * (1 / read_bytes_per_s + 1 / write_bytes_per_s)
 
 
-def nvme_weights_s(node_parameters: float, weight_bytes: int, bytes_per_s: float) -> float:
+def nvme_weights_s(node_parameters: float, weight_bytes: float, bytes_per_s: float) -> float:
     """Seconds to read, or to write, the parameter shards of one node once.
 
     Formula: w * parameters of the node / rate of all drives.
@@ -94,7 +94,7 @@ def nvme_rates_bytes_per_s(cluster: Cluster, constants: SpeedConstants) -> tuple
 
 
 def gathered_parameters_s(
-    shard_parameters: float, weight_bytes: int, cluster: Cluster, offload: Offload, constants: SpeedConstants
+    shard_parameters: float, weight_bytes: float, cluster: Cluster, offload: Offload, constants: SpeedConstants
 ) -> float:
     """Seconds to fetch the own shard of one layer before its gather, 0 where shards lie on the GPU.
 
