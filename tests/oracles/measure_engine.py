@@ -1,156 +1,183 @@
 """What the real DeepSpeed engine allocates on CPU, for the cases of `tests/golden/engine_memory.json`.
 
-    python tests/oracles/measure_engine.py z2_ov z3     measures these cases again (all without names) and prints them
-    python tests/oracles/measure_engine.py --write      and stores the values
+    python tests/oracles/measure_engine.py z2_ov z3             measures these cases (all without names), prints them
+    python tests/oracles/measure_engine.py --write z2_ov        and stores the values
+    python tests/oracles/measure_engine.py --write --missing    measures what has no values yet
 
-Every rank runs the engine on a small model with a counting wrapper around torch's CPU allocator, installed before the
-model exists, so every tensor byte on every thread is seen. Ranks report the peak of each phase; the fullest decides.
+Every rank runs the engine on a small model with the counting allocator of `dsplan smoke`, installed before the model
+exists, so every tensor byte on every thread is seen. Ranks report the peak of each phase; the fullest decides.
 Limits: no CUDA context, communicator buffers, fragmentation or streams; offloaded tensors lie in the same memory as the
-device's; gloo keeps a staging copy of a gather that NCCL does not keep.
+device's. What gloo stages for a collective is left out, because NCCL works in place.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engine_memory.json"
 STEPS = 3  # Adam's states exist from the second step, stage-3 prefetching from the third
-ALLOCATOR = r"""
-#include <mutex>
-#include <unordered_map>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
-static std::mutex lock;
-static std::unordered_map<void*, int64_t> blocks;
-static int64_t alive = 0, peak = 0;
-static void drop(void* block) {
-  { std::lock_guard<std::mutex> held(lock);
-    auto at = blocks.find(block);
-    if (at != blocks.end()) { alive -= at->second; blocks.erase(at); } }
-  c10::free_cpu(block);
-}
-struct Counting final : at::Allocator {
-  at::DataPtr allocate(size_t size) override {
-    void* block = c10::alloc_cpu(size);
-    if (block) {
-      std::lock_guard<std::mutex> held(lock);
-      blocks[block] = (int64_t)size; alive += (int64_t)size; if (alive > peak) peak = alive;
-    }
-    return {block, block, &drop, c10::Device(c10::DeviceType::CPU)};
-  }
-  at::DeleterFnPtr raw_deleter() const override { return &drop; }
-  void copy_data(void* to, const void* from, std::size_t size) const override { default_copy_data(to, from, size); }
-};
-extern "C" {
-void install() { static Counting counting; c10::SetCPUAllocator(&counting, 255); }
-int64_t take_peak() { std::lock_guard<std::mutex> held(lock); int64_t seen = peak; peak = alive; return seen; }
-}
-"""
+CASE_LIMIT_S = 300
+PACKAGES = ("deepspeed", "torch", "transformers", "peft")
 
 
 def main(arguments: list[str]) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     names = [name for name in arguments if not name.startswith("--")]
-    for run in golden["runs"]:
-        if names and run["name"] not in names:
-            continue
-        run.update(measure(golden["model"], run))
-        print(run["name"], run["peaks"], flush=True)
-    if "--write" in arguments:
-        GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+    wanted = [run for run in golden["runs"] if not names or run["name"] in names]
+    if "--missing" in arguments:
+        wanted = [run for run in wanted if "peaks" not in run]
+    for ranks in sorted({run["ranks"] for run in wanted}):
+        for name, values in measure(golden["models"], [run for run in wanted if run["ranks"] == ranks]).items():
+            print(name, values, flush=True)
+            if "--write" in arguments:
+                store(name, values)
 
 
-def measure(model: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """Launch one case in fresh processes; the peaks of its fullest rank."""
+def store(name: str, values: dict[str, Any]) -> None:
+    """Put one run's values into the file, which may have changed meanwhile."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    golden["versions"] = {package: version(package) for package in PACKAGES}
+    next(run for run in golden["runs"] if run["name"] == name).update(values)
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Launch cases with the same number of ranks; by name, the peaks of the fullest rank. Failed cases say why on
+    stderr and are missing."""
+    from planner.launch.counting_allocator import build
+
     with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        cases = [{"run": run, "model": models[run["model"]], "port": free_port()} for run in runs]
         task = Path(folder) / "task.json"
-        task.write_text(json.dumps({"model": model, "run": run, "folder": folder}), encoding="utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        task.write_text(json.dumps({"cases": cases, "folder": folder, "library": str(library)}), encoding="utf-8")
         env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
-        launch = ["deepspeed", "--master_port", str(port), "--num_accelerators", str(run["ranks"])]
+        launch = ["deepspeed", "--master_port", str(free_port()), "--num_accelerators", str(runs[0]["ranks"])]
         done = subprocess.run([*launch, __file__, str(task)], env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("rank*.json")]
-    phases = ranks[0]["peaks"]
-    return {"parameters": ranks[0]["parameters"], "peaks": {p: max(r["peaks"][p] for r in ranks) for p in phases}}
+        found = {}
+        for run in runs:
+            results = Path(folder).glob(f"{run['name']}.*.json")
+            ranks = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+            if len(ranks) == run["ranks"]:
+                peaks = {phase: max(rank["peaks"][phase] for rank in ranks) for phase in ranks[0]["peaks"]}
+                found[run["name"]] = {"parameters": ranks[0]["parameters"], "peaks": peaks}
+    if len(found) < len(runs):
+        print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
+    return found
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def worker(task_file: str) -> None:
-    """One rank."""
-    import deepspeed
-    import torch
-    import torch._dynamo  # before zero.Init, which replaces torch.Tensor.__new__
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """One rank: the heavy imports once, then a fresh process for every case."""
+    import deepspeed  # noqa: F401
+    import torch._dynamo  # noqa: F401 - before zero.Init, which replaces torch.Tensor.__new__
+    import transformers  # noqa: F401
 
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
-    run, config = task["run"], task["run"]["config"]
+    for case in task["cases"]:
+        process = os.fork()
+        if process == 0:
+            signal.alarm(CASE_LIMIT_S)
+            os.environ["MASTER_PORT"] = str(case["port"])
+            run_case(case["model"], case["run"], Path(task["folder"]), Path(task["library"]))
+            os._exit(0)
+        os.waitpid(process, 0)
+
+
+def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library: Path) -> None:
+    """Train three steps; write the peaks of this rank."""
+    import deepspeed
+    import torch
+
+    from planner.launch.counting_allocator import install, leave_out_staging
+
+    counter = install(library)
+    leave_out_staging(counter)
     deepspeed.init_distributed()
-    counter = counting_allocator()
     torch.manual_seed(0)
-    fields = dict(task["model"])
+    counter.take_peak_bytes()
+    model = build_model(fields, run)
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    peaks = {"load": counter.take_peak_bytes()}
+    config = as_the_trainer_fills_it(run["config"], model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
+    peaks["init"] = counter.take_peak_bytes()
+    for step in range(STEPS):
+        last = step == STEPS - 1
+        for _ in range(config["gradient_accumulation_steps"]):
+            tokens = torch.randint(0, fields["vocab_size"], (config["train_micro_batch_size_per_gpu"], run["seq"]))
+            loss = engine(input_ids=tokens, labels=tokens).loss
+            seen = {"forward": counter.take_peak_bytes()}
+            engine.backward(loss)
+            del loss
+            seen["backward"] = counter.take_peak_bytes()
+            engine.step()
+            seen["step"] = counter.take_peak_bytes()
+            if last:
+                peaks = {**peaks, **{phase: max(peaks.get(phase, 0), size) for phase, size in seen.items()}}
+    result = json.dumps({"parameters": parameters, "peaks": peaks})
+    (folder / f"{run['name']}.{torch.distributed.get_rank()}.json").write_text(result, encoding="utf-8")
+
+
+def build_model(fields: dict[str, Any], run: dict[str, Any]) -> Any:
+    """The model as the Trainer loads it: under zero.Init at stage 3, adapters added afterwards."""
+    import deepspeed
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = run["config"]
+    fields = dict(fields)
     shape = AutoConfig.for_model(fields.pop("model_type"), **fields)
     shape.use_cache = False
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = next((dtypes[key] for key in dtypes if key in config), torch.float32)
-    torch.set_default_dtype(dtype)
-    counter.take_peak()
+    torch.set_default_dtype(next((dtypes[key] for key in dtypes if key in config), torch.float32))
     if config["zero_optimization"]["stage"] == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = AutoModelForCausalLM.from_config(shape)
     else:
         model = AutoModelForCausalLM.from_config(shape)
     torch.set_default_dtype(torch.float32)
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     if run["checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    peaks = {"load": counter.take_peak()}
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    peaks["init"] = counter.take_peak()
-    for step in range(STEPS):
-        last = step == STEPS - 1
-        for _ in range(config["gradient_accumulation_steps"]):
-            tokens = torch.randint(0, shape.vocab_size, (config["train_micro_batch_size_per_gpu"], run["seq"]))
-            loss = engine(input_ids=tokens, labels=tokens).loss
-            seen = {"forward": counter.take_peak()}
-            engine.backward(loss)
-            del loss
-            seen["backward"] = counter.take_peak()
-            engine.step()
-            seen["step"] = counter.take_peak()
-            if last:
-                peaks = {**peaks, **{phase: max(peaks.get(phase, 0), size) for phase, size in seen.items()}}
-    rank = torch.distributed.get_rank()
-    result = {"parameters": parameters, "peaks": peaks}
-    (Path(task["folder"]) / f"rank{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    if "adapter" in run:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=run["adapter"]["rank"], target_modules=run["adapter"]["targets"], task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapter)
+        if run["checkpointing"]:
+            model.enable_input_require_grads()
+    return model
 
 
-def counting_allocator() -> Any:
-    """Compile and install the wrapper; its C functions."""
-    import torch
+def as_the_trainer_fills_it(config: dict[str, Any], model: Any) -> dict[str, Any]:
+    """The "auto" sizes as transformers resolves them; a config without is left alone."""
+    if "auto" not in json.dumps(config):
+        return config
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-    folder = tempfile.mkdtemp()
-    source, library = Path(folder) / "counting.cpp", Path(folder) / "counting.so"
-    source.write_text(ALLOCATOR, encoding="utf-8")
-    home = Path(torch.__file__).parent
-    compile_flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home / 'include'}"]
-    link_flags = [f"-L{home / 'lib'}", "-lc10", "-o", str(library)]
-    subprocess.run(["g++", *compile_flags, str(source), *link_flags], check=True)
-    functions = ctypes.CDLL(str(library))
-    functions.take_peak.restype = ctypes.c_int64
-    functions.install()
-    return functions
+    filled = HfTrainerDeepSpeedConfig(config)
+    filled.trainer_config_finalize(SimpleNamespace(get_warmup_steps=lambda steps: 0), model, 1)
+    resolved: dict[str, Any] = filled.config
+    return resolved
 
 
 if __name__ == "__main__":
