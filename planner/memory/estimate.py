@@ -11,15 +11,17 @@ from functools import lru_cache
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
-from planner.memory.gpu_terms import Inputs, gpu_terms
+from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
+from planner.memory.inputs import Inputs
 from planner.memory.logits import logits_terms
 from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes
+from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
 from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.machine import Cluster
-from planner.records.model import Adapter, ModelShape, Precision
+from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Optimizer, Workload
 
 
@@ -43,6 +45,7 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
             checkpointing=candidate.checkpointing,
             precision=workload.precision,
             attention=workload.attention,
+            adapter=workload.adapter,
         ),
         *logits_terms(
             model,
@@ -67,13 +70,16 @@ def _terms_of_strategy(
     ranks_per_node: int,
 ) -> tuple[Term, ...]:
     """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
-    base = rank_sizes(model, strategy.degrees.tp)
+    base, quantized = rank_sizes(model, strategy.degrees.tp), None
+    if adapter is not None and adapter.method is Method.QLORA:
+        base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
     trained = base if adapter is None else adapter_sizes(model, adapter)
     given = Inputs(
         candidate=strategy,
         sizes=trained,
         whole=base if adapter is None else with_adapter(base, trained),
         frozen_weight_bytes=0 if adapter is None else precision.bytes * base.total,
+        quantized=quantized,
         model_elements=parameter_count(model),
         precision=precision,
         optimizer=optimizer,

@@ -6,42 +6,27 @@ formula each; this module only says when each of them is alive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from planner.memory import buffers, gathered, states, transients
-from planner.memory.optimizers import optimizer_formula, optimizer_state_bytes
-from planner.memory.sizes import RankSizes
-from planner.records.candidate import Candidate, Offload, ZeroStage
-from planner.records.estimate import Device, Moment, Term
-from planner.records.model import Precision
+from planner.memory import buffers, gathered, quantized, states, transients
+from planner.memory.gpu_stage_zero import stage_zero_terms
+from planner.memory.gpu_updates import stage_three_update, stages_one_two_update
+from planner.memory.inputs import (
+    FORWARD_BACKWARD,
+    FROM_INIT,
+    FROM_INIT_STATES,
+    REDUCTION,
+    STAGE3,
+    STAGE12,
+    STEP,
+    TRAINING,
+    ZERO_PAPER,
+    Inputs,
+    term,
+)
+from planner.memory.quantized import QuantizedBase
+from planner.records.candidate import Offload, ZeroStage
+from planner.records.estimate import Moment, Term
 from planner.records.request import Optimizer
-
-FORWARD_BACKWARD = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER, Moment.BACKWARD_END)
-STEP = (Moment.STEP_NORM, Moment.STEP_CAST)
-TRAINING = (*FORWARD_BACKWARD, *STEP, Moment.SAVE)
-FROM_INIT_STATES = (Moment.INIT_STATES, *TRAINING)
-FROM_INIT = (Moment.INIT_WEIGHTS, *FROM_INIT_STATES)
-REDUCTION = (Moment.BACKWARD_LAYER, Moment.BACKWARD_END)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What the memory of one candidate depends on, besides activations."""
-
-    candidate: Candidate
-    sizes: RankSizes  # what is trained, on the fullest tensor-parallel rank
-    whole: RankSizes  # all parameters of that rank; the same as `sizes` when everything is trained
-    frozen_weight_bytes: int  # of one whole copy of what is not trained, on that rank
-    model_elements: int  # the whole model
-    precision: Precision
-    optimizer: Optimizer
-    capacity_bytes: int  # of the GPU
-    ranks_per_node: int
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one weight and of one gradient."""
-        return self.precision.bytes
+from planner.units import ceil_div
 
 
 def gpu_terms(given: Inputs) -> list[Term]:
@@ -50,14 +35,18 @@ def gpu_terms(given: Inputs) -> list[Term]:
     if stage is ZeroStage.PARAMETERS:
         return [*_stage_three(given), *_frozen(given)]
     if stage is ZeroStage.DISABLED:
-        return [*_stage_zero(given), *_frozen(given)]
+        return [*stage_zero_terms(given), *_frozen(given)]
     return [*_stages_one_two(given), *_frozen(given)]
 
 
 def _frozen(given: Inputs) -> list[Term]:
     """Weights that are not trained: whole on every rank, shared out at stage 3."""
     c = given.candidate
-    if not given.frozen_weight_bytes or c.offload.param_device != "none":
+    if not given.frozen_weight_bytes:
+        return []
+    if given.quantized is not None:
+        return _frozen_quantized(given, given.quantized)
+    if c.offload.param_device != "none":
         return []
     if c.zero is ZeroStage.PARAMETERS:
         share = states.frozen_share_bytes(given.frozen_weight_bytes, c.degrees.dp)
@@ -66,51 +55,27 @@ def _frozen(given: Inputs) -> list[Term]:
                  f"{STAGE12}: only parameters that require gradients are flattened")]  # fmt: skip
 
 
-def term(name: str, moments: tuple[Moment, ...], size_bytes: int, formula: str, source: str) -> Term:
-    """A term on the GPU."""
-    return Term(name=name, device=Device.GPU, moments=moments, size_bytes=size_bytes, formula=formula, source=source)
-
-
-STAGE12 = "deepspeed/runtime/zero/stage_1_and_2.py (0.19.8)"
-STAGE3 = "deepspeed/runtime/zero/stage3.py (0.19.8)"
-ZERO_PAPER = "arXiv:1910.02054"
-
-
-def _stage_zero(given: Inputs) -> list[Term]:
-    """Nothing is shared out; the 16-bit optimizer wrapper creates Adam's states at initialisation."""
-    c, p, e = given.candidate, given.sizes.total, given.element_bytes
-    stage, degrees = c.zero, c.degrees
-    source = "deepspeed/runtime/fp16/fused_optimizer.py (0.19.8)"
-    until_boundary = (Moment.BACKWARD_END,) if c.accumulation == 1 else FORWARD_BACKWARD
-    wrapped = given.precision is not Precision.FP32
+def _frozen_quantized(given: Inputs, base: QuantizedBase) -> list[Term]:
+    """Packed weights, loaded whole by every rank and divided at stage 3 afterwards; their scales are never divided."""
+    c, packed = given.candidate, given.frozen_weight_bytes
+    since_load = (Moment.LOAD, *FROM_INIT)
     terms = [
-        term("states/weights", FROM_INIT, states.weight_bytes(p, stage, degrees, e), "e * P", ZERO_PAPER),
-        term("states/gradients", (*until_boundary, Moment.STEP_CAST), states.full_gradient_bytes(p, e), "e * P",
-             ZERO_PAPER),
-        term("buffers/reduce_copy", (Moment.BACKWARD_END,), buffers.allreduce_copy_bytes(p, e),
-             "e * min(P, 5e8)", "deepspeed/runtime/engine.py MEMORY_OPT_ALLREDUCE_SIZE"),
-        term("gradients/head", (Moment.BACKWARD_LAYER,), e * given.sizes.head if c.accumulation == 1 else 0,
-             "e * V * h", "autograd order: the head's gradient comes first"),
+        term("load/tensor", (Moment.LOAD,), base.tensor_bytes, "e * largest tensor, before it is packed",
+             "transformers 5.24 quantizers/quantizer_bnb_4bit.py"),
+        term("states/quantization_scales", since_load, base.scales_bytes, "(1 / 64 + 4 / 16384) * packed parameters",
+             quantized.SOURCE),
+        term("quantized/unpacked_matrix", (Moment.BACKWARD_LAYER,), base.matrix_bytes, "e * largest packed matrix",
+             "bitsandbytes 0.50 autograd/_functions.py MatMul4Bit"),
     ]  # fmt: skip
-    if wrapped:
-        master = states.master_bytes(p, stage, degrees, given.precision)
-        terms += [
-            term("states/master", FROM_INIT_STATES, master, "4 * P", source),
-            term("init/empty_step_gradient", (Moment.INIT_STATES,), master, "4 * P", source),
-            term("step/gradient_cast", (Moment.STEP_CAST,), 2 * master, "4 * P cast + 4 * P flattened", source),
-            term("step/norm", (Moment.STEP_NORM,), transients.unsharded_norm_bytes(p, tp=degrees.tp),
-                 "4 * P, and 9 * P for the mask of replicated parameters with tensor parallelism",
-                 "deepspeed/runtime/utils.py get_flattened_grad_norm (0.19.8)"),
-        ]  # fmt: skip
-    optimizer_from = FROM_INIT_STATES if wrapped else TRAINING
-    optimizer = states.optimizer_bytes(p, stage, degrees, given.optimizer, given.precision)
-    terms.append(term("states/optimizer", optimizer_from, optimizer, f"{_per_element(given)} * P", source))
+    formula = "packed parameters / 2 + e * the others"
+    if c.zero is not ZeroStage.PARAMETERS:
+        return [*terms, term("states/frozen_weights", since_load, packed, formula, quantized.SOURCE)]
+    source = "transformers 5.24 modeling_utils.py get_init_context: no zero.Init for quantised models"
+    terms.append(term("load/whole_model", (Moment.LOAD,), packed, formula, source))
+    if c.offload.param_device == "none":
+        share = states.frozen_share_bytes(packed, c.degrees.dp)
+        terms.append(term("states/frozen_weights", FROM_INIT, share, f"({formula}) / N", STAGE3))
     return terms
-
-
-def _per_element(given: Inputs) -> str:
-    """The optimizer's bytes per element, as text."""
-    return optimizer_formula(given.optimizer, given.precision)
 
 
 def _stages_one_two(given: Inputs) -> list[Term]:
@@ -145,17 +110,15 @@ def _stages_one_two(given: Inputs) -> list[Term]:
     as_they_come = stage is ZeroStage.GRADIENTS or settings.overlap_comm
     partition_from = REDUCTION if as_they_come else (Moment.BACKWARD_END,)
     terms += [
-        term("states/master", FROM_INIT_STATES, master, "4 * P / N", f"{STAGE12} single_partition_of_fp32_groups"),
-        term("init/zero_gradient", (Moment.INIT_STATES,), transients.zero_gradient_bytes(p, degrees.dp),
-             "4 * P / N", f"{STAGE12} initialize_optimizer_states"),
-        term("states/optimizer", TRAINING,
-             states.optimizer_bytes(p, stage, degrees, given.optimizer, given.precision),
-             f"{_per_element(given)} * P / N", ZERO_PAPER),
+        term("states/master", FROM_INIT_STATES, master, f"{given.precision.state_bytes} * P / N",
+             f"{STAGE12} single_partition_of_fp32_groups"),
+        term("init/zero_gradient", (Moment.INIT_STATES,),
+             transients.zero_gradient_bytes(p, degrees.dp, given.precision.state_bytes),
+             f"{given.precision.state_bytes} * P / N", f"{STAGE12} initialize_optimizer_states"),
         term("gradients/partition", (*partition_from, *STEP), partition, "e * P / N", f"{STAGE12} grads_in_partition"),
         term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(slice_elements),
              "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
-        term("step/gradient_cast", (Moment.STEP_CAST,), transients.gradient_cast_bytes(share, gradient_bytes),
-             "e * P / N flattened + 4 * P / N cast", f"{STAGE12} step"),
+        *stages_one_two_update(given, share, gradient_bytes),
     ]  # fmt: skip
     if stage is ZeroStage.GRADIENTS and c.accumulation > 1:
         terms.append(term("gradients/accumulated", FORWARD_BACKWARD, partition, "e * P / N",
@@ -238,18 +201,18 @@ def _stage_three(given: Inputs) -> list[Term]:
     if c.offload is not Offload.NONE:
         return terms
     group = transients.sub_group_elements(sizes, degrees, settings.sub_group_elements)
+    if given.optimizer is Optimizer.MUON:  # matrices and the rest are in sub-groups of their own
+        group = min(group, ceil_div(max(sizes.muon, p - sizes.muon), degrees.dp))
     terms += [
-        term("states/master", FROM_INIT, given.precision.state_bytes * shard, "4 * P / N",
-             f"{STAGE3} fp32_partitioned_groups_flat"),
-        term("states/optimizer", TRAINING, optimizer_state_bytes(shard, given.optimizer, given.precision),
-             f"{_per_element(given)} * P / N", ZERO_PAPER),
+        term("states/master", FROM_INIT, given.precision.state_bytes * shard,
+             f"{given.precision.state_bytes} * P / N", f"{STAGE3} fp32_partitioned_groups_flat"),
         term("gradients/partition", FROM_INIT_STATES, gradient_bytes * shard,
              "e * P / N, for the whole run", f"{STAGE3} grad_partitions_flat_buffer"),
-        term("init/master_clone", (Moment.INIT_WEIGHTS,), transients.master_clone_bytes(group),
-             "4 * S", f"{STAGE3} _create_fp32_partitions"),
+        term("init/master_clone", (Moment.INIT_WEIGHTS,),
+             transients.master_clone_bytes(group, given.precision.state_bytes),
+             f"{given.precision.state_bytes} * S", f"{STAGE3} _create_fp32_partitions, initialize_optimizer_states"),
         term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(-(-sizes.largest_tensor // degrees.dp)),
              "8 * largest tensor / N", "deepspeed/runtime/utils.py get_norm_dtype"),
-        term("step/gradient_cast", (Moment.STEP_CAST,), transients.gradient_cast_bytes(group, gradient_bytes),
-             "(e + 4) * S", f"{STAGE3} _prepare_sub_group"),
+        *stage_three_update(given, shard, group, gradient_bytes),
     ]  # fmt: skip
     return terms

@@ -16,7 +16,8 @@ from planner.geometry.params import (
     rank_numel,
     rank_parameter_count,
 )
-from planner.records.model import Adapter, ModelShape, Split
+from planner.memory.optimizers import muon_takes, muon_workspace_bytes
+from planner.records.model import Adapter, ModelShape, ParameterTensor, Split
 from planner.units import ceil_div
 
 
@@ -34,6 +35,9 @@ class RankSizes:
     head: int  # the output matrix; the embedding itself where they are tied
     tied: bool
     tensors: tuple[tuple[int, int], ...]  # (elements on this rank, occurrences), for thresholds
+    muon: int  # elements of the matrices that Muon updates
+    muon_workspace_bytes: int  # of the largest of them
+    factored: int  # values that Adafactor keeps where it sees rows and columns
 
     def persistent(self, threshold: int) -> int:
         """Elements in tensors of at most `threshold` elements, which stage 3 keeps gathered.
@@ -60,6 +64,9 @@ def adapter_sizes(shape: ModelShape, adapter: Adapter) -> RankSizes:
         head=0,
         tied=True,
         tensors=tuple((t.numel, t.count) for t in tensors),
+        muon=total,
+        muon_workspace_bytes=max(muon_workspace_bytes(t.rows, t.columns) for t in tensors),
+        factored=sum(_factored(t, 1) * t.count for t in tensors),
     )
 
 
@@ -77,6 +84,7 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
     sizes = tuple((rank_numel(tensor, tp), tensor.count) for tensor in tensors)
     by_name = {tensor.name: rank_numel(tensor, tp) for tensor in tensors}
     in_layers = [tensor for tensor in tensors if tensor.name.startswith("layer/")]
+    matrices = [tensor for tensor in tensors if muon_takes(tensor, shape.model_type)]
     embedding = by_name["embedding"]
     return RankSizes(
         total=rank_parameter_count(shape, tp),
@@ -91,4 +99,21 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
         head=by_name.get("head", embedding),
         tied="head" not in by_name,
         tensors=sizes,
+        muon=sum(rank_numel(t, tp) * t.count for t in matrices),
+        muon_workspace_bytes=max((muon_workspace_bytes(*_rank_shape(t, tp)) for t in matrices), default=0),
+        factored=sum(_factored(t, tp) * t.count for t in tensors),
     )
+
+
+def _rank_shape(tensor: ParameterTensor, tp: int) -> tuple[int, int]:
+    """Rows and columns on the fullest rank."""
+    numel = rank_numel(tensor, tp)
+    if tensor.split is Split.ROW:
+        return tensor.rows, numel // tensor.rows
+    return numel // tensor.columns, tensor.columns
+
+
+def _factored(tensor: ParameterTensor, tp: int) -> int:
+    """Row and column statistics of a matrix; a vector is kept whole."""
+    rows, columns = _rank_shape(tensor, tp)
+    return rows if columns == 1 else rows + columns

@@ -7,10 +7,8 @@ Symbols as in geometry/legend.py: P elements of the rank after tensor parallelis
 from __future__ import annotations
 
 from planner.geometry.sharding import State, padded_share, shards
-from planner.memory.optimizers import optimizer_state_bytes
 from planner.records.candidate import Degrees, ZeroStage
 from planner.records.model import Precision
-from planner.records.request import Optimizer
 from planner.units import ceil_div
 
 FP32_BYTES = 4
@@ -63,19 +61,6 @@ def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, precisi
     if precision is Precision.FP32 and stage is ZeroStage.DISABLED:
         return 0
     return precision.state_bytes * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
-
-
-def optimizer_bytes(
-    rank_elements: int, stage: ZeroStage, degrees: Degrees, optimizer: Optimizer, precision: Precision
-) -> int:
-    """The optimizer's states of one rank.
-
-    Formula: what the optimizer stores for P / N elements from stage 1, for P at stage 0.
-    Source: arXiv:1910.02054, section 3.1; per optimizer in memory/optimizers.py.
-    Leaves out: the step counter.
-    """
-    share = share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
-    return optimizer_state_bytes(share, optimizer, precision)
 
 
 def frozen_share_bytes(frozen_weight_bytes: int, dp: int) -> int:

@@ -6,11 +6,12 @@ In: element counts. Out: bytes that exist beside the states and are gone right a
 from __future__ import annotations
 
 from planner.geometry.sharding import padded_share
-from planner.memory.sizes import RankSizes
-from planner.records.candidate import Degrees
+from planner.memory.sizes import RankSizes, adapter_sizes, rank_sizes
+from planner.records.candidate import Candidate, Degrees, ZeroSettings, ZeroStage
+from planner.records.model import Adapter, ModelShape
 from planner.units import ceil_div
 
-FP32_BYTES = 4
+MUON_CACHE_BYTES = 256 * 2**20  # `_muon_allgather_max_cached_bytes`
 NORM_BYTES = 8  # gradient norms are taken in fp64
 
 
@@ -28,6 +29,22 @@ def sub_group_elements(sizes: RankSizes, degrees: Degrees, limit: int) -> int:
     return min(ceil_div(elements, dp), closed)
 
 
+def largest_flat_elements(model: ModelShape, adapter: Adapter | None, candidate: Candidate) -> int:
+    """Elements of the largest tensor that the optimizer updates as one.
+
+    Formula: the largest tensor at stage 0, P / N at stages 1 and 2, the largest sub-group at stage 3.
+    Source: deepspeed/runtime/fp16/unfused_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py (0.19.8).
+    Leaves out: the flat parameters of stage 0 under AdamW.
+    """
+    degrees = candidate.degrees
+    sizes = rank_sizes(model, degrees.tp) if adapter is None else adapter_sizes(model, adapter)
+    if candidate.zero is ZeroStage.DISABLED:
+        return sizes.largest_tensor
+    if candidate.zero is ZeroStage.PARAMETERS:
+        return sub_group_elements(sizes, degrees, candidate.settings.sub_group_elements)
+    return padded_share(sizes.total, degrees.dp)
+
+
 def flatten_copy_bytes(rank_elements: int, element_bytes: int, capacity_bytes: int) -> int:
     """The flat buffer of stages 1 and 2 beside the weights it replaces.
 
@@ -39,34 +56,66 @@ def flatten_copy_bytes(rank_elements: int, element_bytes: int, capacity_bytes: i
     return copy if 2 * copy <= capacity_bytes else 0
 
 
-def zero_gradient_bytes(rank_elements: int, dp: int) -> int:
-    """The fp32 gradient that `initialize_optimizer_states` makes and drops.
+def zero_gradient_bytes(rank_elements: int, dp: int, state_bytes: int) -> int:
+    """The gradient that `initialize_optimizer_states` makes and drops, in the dtype of the master weights.
 
-    Formula: 4 * P / N.
+    Formula: 4 * P / N, 2 * P / N in pure bf16.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `initialize_optimizer_states` (0.19.8).
     Leaves out: nothing.
     """
-    return FP32_BYTES * padded_share(rank_elements, dp)
+    return state_bytes * padded_share(rank_elements, dp)
 
 
-def master_clone_bytes(sub_group: int) -> int:
-    """Stage 3 casts a sub-group to fp32 and clones the result.
+def master_clone_bytes(sub_group: int, state_bytes: int) -> int:
+    """Stage 3 casts a sub-group to fp32 and clones the result; then it makes a gradient of the same size.
 
-    Formula: 4 * S.
-    Source: deepspeed/runtime/zero/stage3.py `_create_fp32_partitions` (0.19.8).
+    Formula: 4 * S, 2 * S in pure bf16.
+    Source: deepspeed/runtime/zero/stage3.py `_create_fp32_partitions`, `initialize_optimizer_states` (0.19.8).
     Leaves out: nothing known.
     """
-    return FP32_BYTES * sub_group
+    return state_bytes * sub_group
 
 
-def gradient_cast_bytes(elements: int, element_bytes: int) -> int:
-    """Gradients flattened, then cast to fp32 for the update.
+def muon_chunk_elements(sizes: RankSizes, settings: ZeroSettings, dp: int) -> int:
+    """Elements of the matrices that stage 3 gathers for Muon at once.
 
-    Formula: (e + 4) * elements; 4 * elements for fp32 runs, where the cast makes no copy.
+    Formula: min(matrices, S * N, max(reduce bucket, largest matrix of a layer)).
+    Source: deepspeed/runtime/zero/stage3.py `_apply_muon_to_accumulated_grads` (0.19.8).
+    Leaves out: how whole matrices fill the bucket.
+    """
+    group = sub_group_elements(sizes, Degrees(tp=1, dp=dp), settings.sub_group_elements) * dp
+    return min(sizes.muon, group, max(settings.reduce_bucket_elements, sizes.layer_largest_tensor))
+
+
+def muon_buffer_bytes(chunk: int, dp: int, element_bytes: int) -> int:
+    """The buffers of a gather that stage 3 keeps for Muon's next step.
+
+    Formula: e * (C + C / N) where that is at most 256 MiB, else 0.
+    Source: deepspeed/runtime/zero/stage3.py `_partitioned_buffers_all_gather` (0.19.8).
+    Leaves out: chunks of other sizes.
+    """
+    needed = element_bytes * (chunk + ceil_div(chunk, dp))
+    return needed if needed <= MUON_CACHE_BYTES else 0
+
+
+def muon_step_bytes(chunk: int, dp: int, element_bytes: int) -> int:
+    """One chunk of gradients and momentums while stage 3 orthogonalises it.
+
+    Formula: e * (3 * C + 2 * C / N): gradients and momentums whole, the gather's buffers, this rank's momentums.
+    Source: deepspeed/runtime/zero/stage3.py `_muon_update_sub_group` (0.19.8).
+    Leaves out: rounds of matrices of unequal shape, which are padded.
+    """
+    return element_bytes * (3 * chunk + 2 * ceil_div(chunk, dp))
+
+
+def gradient_cast_bytes(elements: int, gradient_bytes: int, state_bytes: int) -> int:
+    """Gradients flattened, then cast for the update to the dtype of the master weights.
+
+    Formula: (e + 4) * elements; e * elements where both have one dtype, so that the cast makes no copy.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `step`; stage3.py `_prepare_sub_group` (0.19.8).
     Leaves out: DeepCompile's pre-flattened gradients.
     """
-    return FP32_BYTES * elements if element_bytes == FP32_BYTES else (element_bytes + FP32_BYTES) * elements
+    return (gradient_bytes + (0 if gradient_bytes == state_bytes else state_bytes)) * elements
 
 
 def unsharded_norm_bytes(rank_elements: int, *, tp: int) -> int:

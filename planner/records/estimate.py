@@ -39,7 +39,9 @@ class Moment(IntEnum):
     """The gradient norm is taken, slice by slice."""
     STEP_CAST = 8
     """Gradients are flattened and cast to fp32 for the update."""
-    SAVE = 9
+    STEP_UPDATE = 9
+    """The optimizer updates the master weights."""
+    SAVE = 10
     """A checkpoint is written."""
 
     @property

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planner.memory.transients import largest_flat_elements
 from planner.records.candidate import Candidate, Offload, ZeroStage
-from planner.records.model import AutoTP
-from planner.records.request import Request
+from planner.records.model import AutoTP, Precision
+from planner.records.request import Optimizer, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,48 @@ def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
     return Breach(rule="offload-needs-stage", detail=detail, needed=int(needed), available=int(candidate.zero))
 
 
+def pure_bf16_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
+    """Without ZeRO, DeepSpeed's bf16 optimizer always makes fp32 master weights."""
+    if request.workload.precision is not Precision.PURE_BF16 or candidate.zero is not ZeroStage.DISABLED:
+        return None
+    detail = "DeepSpeed keeps bf16 master weights and states from ZeRO stage 1 on only"
+    return Breach(rule="pure-bf16-needs-stage", detail=detail, needed=1, available=0)
+
+
+def optimizer_can_be_offloaded(request: Request, candidate: Candidate) -> Breach | None:
+    """DeepSpeed steps AdamW and Lion in host memory by itself, SGD and Adafactor with torch's code."""
+    if candidate.offload is Offload.NONE:
+        return None
+    optimizer, precision = request.workload.optimizer, request.workload.precision
+    reason = NOT_OFFLOADED.get(optimizer)
+    if precision is Precision.PURE_BF16 and optimizer is not Optimizer.ADAMW:
+        reason = "DeepSpeed offloads bf16 master weights with its CPU Adam only"
+    if candidate.offload is Offload.NVME and optimizer not in (Optimizer.ADAMW, Optimizer.LION):
+        reason = reason or f"states of `{optimizer.value}` have not been seen on NVMe; AdamW's and Lion's have"
+    return None if reason is None else Breach(rule="optimizer-offload", detail=reason, needed=0, available=1)
+
+
+NOT_OFFLOADED = {
+    Optimizer.ADAMW_8BIT: "offload replaces 8-bit AdamW by DeepSpeed's 32-bit CPU Adam; use `adamw` with offload",
+    Optimizer.MUON: "Muon diverges with offload (https://github.com/deepspeedai/DeepSpeed/issues/8463); use `adamw`",
+}
+"""Sources: accelerate 1.15 `map_pytorch_optim_to_deepspeed`; the issue named."""
+
+
+def eight_bit_partition(request: Request, candidate: Candidate) -> Breach | None:
+    """bitsandbytes' kernels count the elements of a tensor in 32 bits, and a ZeRO partition is one tensor.
+
+    Source: bitsandbytes 0.50 backends/cuda/ops.py `_optimizer_update_8bit_blockwise_impl` (`c_int32(g.numel())`).
+    """
+    if request.workload.optimizer is not Optimizer.ADAMW_8BIT:
+        return None
+    elements = largest_flat_elements(request.model, request.workload.adapter, candidate)
+    if elements < 2**31:
+        return None
+    detail = f"a partition of {elements:,} elements is too large for bitsandbytes, which counts in 32 bits"
+    return Breach(rule="8bit-partition", detail=detail, needed=elements, available=2**31 - 1)
+
+
 def nvme_present(request: Request, candidate: Candidate) -> Breach | None:
     """NVMe offload needs local drives; a cluster that does not say it has any is taken to have none."""
     if candidate.offload is not Offload.NVME or request.cluster.nvme_bytes:
@@ -101,6 +144,9 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_divides_heads,
     tp_supported,
     offload_needs_zero,
+    pure_bf16_needs_zero,
+    optimizer_can_be_offloaded,
+    eight_bit_partition,
     nvme_present,
     global_batch_divides,
 )

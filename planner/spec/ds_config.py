@@ -16,8 +16,18 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.records.candidate import Offload, ZeroSettings, ZeroStage
+from planner.records.request import Optimizer
 
 MAX_FILE_BYTES = 4 * 2**20
+OPTIMIZERS = {
+    "adam": Optimizer.ADAMW,
+    "adamw": Optimizer.ADAMW,
+    "lion": Optimizer.LION,
+    "muon": Optimizer.MUON,
+    "SGD": Optimizer.SGD,
+    "Adafactor": Optimizer.ADAFACTOR,
+}
+"""`optimizer.type`: DeepSpeed's own in lower case, which it reads in any case, and classes of torch.optim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,14 @@ def read(path: Any, *, world_size: int, hidden: int) -> Pinned:
         "offload": _offload(zero, stage, notes).value,
         "precision": _precision(document, notes),
     }
+    optimizer = _optimizer(document, notes)
+    if optimizer is not None:
+        fields["optimizer"] = optimizer.value
+    if optimizer is Optimizer.MUON and stage is ZeroStage.PARAMETERS and zero.get("reduce_scatter", True) is not False:
+        raise PlannerError(
+            "`$.zero_optimization.reduce_scatter` is on: DeepSpeed refuses it with Muon at stage 3",
+            hint='set `"reduce_scatter": false` in `zero_optimization`',
+        )
     if world_size % fields["tp"]:
         raise PlannerError(
             f"`$.tensor_parallel.autotp_size` {fields['tp']} does not divide {world_size} GPUs",
@@ -135,21 +153,59 @@ def _offload(zero: Mapping[str, Any], stage: ZeroStage, notes: list[str]) -> Off
     )
 
 
+def _optimizer(document: Mapping[str, Any], notes: list[str]) -> Optimizer | None:
+    """The optimizer the file names; None where it leaves it to the Trainer or the script."""
+    block = _section(document, "optimizer")
+    kind = block.get("type")
+    if kind is None or kind == "auto":
+        return None
+    optimizer = OPTIMIZERS.get(kind) or OPTIMIZERS.get(str(kind).lower())
+    if optimizer is None:
+        known = ", ".join(name if name[0].isupper() else name.capitalize() for name in OPTIMIZERS)
+        raise PlannerError(f"the optimizer `{kind}` @ $.optimizer.type is not modelled", hint=f"modelled: {known}")
+    if optimizer is Optimizer.SGD and not _section(block, "params").get("momentum"):
+        notes.append("the file's SGD keeps no momentum; planned with one, 4 bytes per parameter more")
+    return optimizer
+
+
 def _precision(document: Mapping[str, Any], notes: list[str]) -> str:
-    bf16 = _section(document, "bf16" if "bf16" in document else "bfloat16").get("enabled", False)
+    section = _section(document, "bf16" if "bf16" in document else "bfloat16")
+    bf16 = section.get("enabled", False)
     fp16 = _section(document, "fp16").get("enabled", False)
     if bf16 is True and fp16 is True:
         raise PlannerError(
             "both `$.bf16.enabled` and `$.fp16.enabled` are true", hint="DeepSpeed refuses such a file; keep one"
         )
+    if fp16 is True and _section(document, "fp16").get("fp16_master_weights_and_grads") is True:
+        raise PlannerError(
+            "fp16 master weights (`$.fp16.fp16_master_weights_and_grads`) are not modelled",
+            hint="leave the key out for fp32 master weights",
+        )
     if bf16 is True:
-        return "bf16"
+        return "pure-bf16" if _pure_bf16(section) else "bf16"
     if fp16 is True:
         return "fp16"
     if "auto" in (bf16, fp16):
         notes.append("the file leaves the precision to the Trainer (`auto`); planned as the GPU's default")
         return "auto"
     return "fp32"
+
+
+def _pure_bf16(section: Mapping[str, Any]) -> bool:
+    """Whether master weights and optimizer states are bf16 too; DeepSpeed has a switch for each."""
+    master = section.get("bf16_master_weights_and_grads") is True
+    states = section.get("bf16_optimizer_states") is True
+    if states and not master:
+        raise PlannerError(
+            "`$.bf16.bf16_optimizer_states` needs `bf16_master_weights_and_grads`",
+            hint="DeepSpeed refuses such a file; set both or none",
+        )
+    if master and not states:
+        raise PlannerError(
+            "bf16 master weights with fp32 optimizer states (`$.bf16`) are not modelled",
+            hint="set `bf16_optimizer_states` to true for pure bf16",
+        )
+    return master
 
 
 def _settings(document: Mapping[str, Any], zero: Mapping[str, Any], stage: ZeroStage, hidden: int) -> ZeroSettings:

@@ -13,6 +13,7 @@ from planner.geometry.sharding import State
 from planner.memory import states
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import Inputs
+from planner.memory.optimizers import optimizer_state_bytes
 from planner.memory.sizes import RankSizes
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import Device, Moment
@@ -33,7 +34,9 @@ def state_bytes(elements: int, stage: ZeroStage, ranks: int) -> int:
         states.weight_bytes(elements, stage, degrees, 2)
         + gradients
         + states.master_bytes(elements, stage, degrees, Precision.BF16)
-        + states.optimizer_bytes(elements, stage, degrees, Optimizer.ADAMW, Precision.BF16)
+        + optimizer_state_bytes(
+            states.share_elements(elements, stage, State.OPTIMIZER, degrees), Optimizer.ADAMW, Precision.BF16
+        )
     )
 
 

@@ -1,0 +1,207 @@
+"""What the real DeepSpeed engine allocates on CPU under each optimizer: `tests/golden/optimizer_memory.json`.
+
+    python tests/oracles/measure_optimizers.py z2_lion z3_muon       measures these cases, prints them
+    python tests/oracles/measure_optimizers.py --write z2_lion       and stores the values
+    python tests/oracles/measure_optimizers.py --write --missing     measures what has no values yet
+
+As `measure_engine.py`, but one launch runs all cases, each on an engine of its own; what an earlier one leaves is
+subtracted. Three things stand in for their CUDA counterparts, none of which changes a state: FusedLion's kernel, which
+DeepSpeed does not build for CPUs; bitsandbytes' CPU update, fed block by block because it dequantises whole tensors,
+unlike the CUDA kernel; half precision, which DeepSpeed does not claim on CPUs, for Muon's orthogonalisation.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measure_engine import PACKAGES, STEPS, build_model, free_port
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "optimizer_memory.json"
+CHUNK_ELEMENTS = 65536  # of the stand-in kernels; a multiple of the 256 elements of an 8-bit block
+
+
+def main(arguments: list[str]) -> None:
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    names = [name for name in arguments if not name.startswith("--")]
+    runs = [run for run in golden["runs"] if run["name"] in names or not names]
+    if "--missing" in arguments:
+        runs = [run for run in runs if "peaks" not in run]
+    measured = measure(golden["model"], runs)
+    for name, values in measured.items():
+        print(name, values)
+    if "--write" in arguments:
+        for run in golden["runs"]:
+            run.update(measured.get(run["name"], {}))
+        golden["versions"] = {package: version(package) for package in (*PACKAGES, "bitsandbytes")}
+        GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(model: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Peaks of the fullest rank, and elements of every kind of optimizer state on all ranks, by case."""
+    measured = {}
+    for ranks in sorted({run["ranks"] for run in runs}):
+        together = [run for run in runs if run["ranks"] == ranks]
+        reports = launch({"model": model, "runs": together}, ranks=ranks)
+        for run in together:
+            own = [report[run["name"]] for report in reports]
+            measured[run["name"]] = {
+                "parameters": own[0]["parameters"],
+                "peaks": {phase: max(one["peaks"][phase] for one in own) for phase in own[0]["peaks"]},
+                "optimizer": own[0]["optimizer"],
+                "states": {name: sum(one["states"].get(name, 0) for one in own) for name in sorted(own[0]["states"])},
+            }
+    return measured
+
+
+def launch(task: dict[str, Any], *, ranks: int) -> list[dict[str, Any]]:
+    """Run this file on so many ranks; what each of them reports."""
+    from planner.launch.counting_allocator import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        library, file = build(Path(folder)), Path(folder) / "task.json"
+        file.write_text(json.dumps({**task, "folder": folder, "library": str(library)}), encoding="utf-8")
+        env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+        command = [
+            "deepspeed",
+            "--master_port",
+            str(free_port()),
+            "--num_accelerators",
+            str(ranks),
+            __file__,
+            str(file),
+        ]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank*.json"))]
+
+
+def worker(task_file: str) -> None:
+    """One rank, all cases in turn."""
+    import torch
+
+    from planner.launch.counting_allocator import install, leave_out_staging
+
+    task = json.loads(Path(task_file).read_text(encoding="utf-8"))
+    counter = install(Path(task["library"]))
+    leave_out_staging(counter)
+    import deepspeed
+    import torch._dynamo  # before zero.Init, which replaces torch.Tensor.__new__
+
+    deepspeed.init_distributed()
+    stand_in_for_cuda()
+    reports = {}
+    for run in task["runs"]:
+        gc.collect()
+        reports[run["name"]] = one_case(task["model"], run, counter)
+        rank = torch.distributed.get_rank()
+        file = Path(task["folder"]) / f"rank{rank}.json"
+        file.write_text(json.dumps(reports), encoding="utf-8")
+
+
+def one_case(fields: dict[str, Any], run: dict[str, Any], counter: Any) -> dict[str, Any]:
+    """Build the engine, train a few steps, and take it apart again."""
+    import deepspeed
+    import torch
+
+    config = run["config"]
+    torch.manual_seed(0)
+    counter.take_peak_bytes()
+    before = counter.alive_bytes()
+    model = build_model(fields, run)
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    peaks = {"load": counter.take_peak_bytes()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    own = script_optimizer(trained) if run.get("script_optimizer") else None
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, optimizer=own, config=config)
+    peaks["init"] = counter.take_peak_bytes()
+    for step in range(STEPS):
+        for _ in range(config["gradient_accumulation_steps"]):
+            micro_batch = config["train_micro_batch_size_per_gpu"]
+            tokens = torch.randint(0, fields["vocab_size"], (micro_batch, run["seq"]))
+            loss = engine(input_ids=tokens, labels=tokens).loss
+            seen = {"forward": counter.take_peak_bytes()}
+            engine.backward(loss)
+            del loss
+            seen["backward"] = counter.take_peak_bytes()
+            engine.step()
+            seen["step"] = counter.take_peak_bytes()
+            if step == STEPS - 1:
+                peaks = {**peaks, **{phase: max(peaks.get(phase, 0), size) for phase, size in seen.items()}}
+    states: dict[str, int] = {}
+    for state in engine.basic_optimizer.state.values():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.numel() > 1 and not name.startswith("qmap"):
+                kind = f"{name} {str(value.dtype).removeprefix('torch.')}"
+                states[kind] = states.get(kind, 0) + value.numel()
+    optimizer = type(engine.basic_optimizer).__name__
+    engine.destroy()
+    return {
+        "parameters": parameters,
+        "peaks": {phase: size - before for phase, size in peaks.items()},
+        "optimizer": optimizer,
+        "states": states,
+    }
+
+
+def script_optimizer(trained: list[Any]) -> Any:
+    """The optimizer that the Trainer's `optim="adamw_bnb_8bit"` builds."""
+    from bitsandbytes.optim import AdamW
+
+    return AdamW(trained, lr=1e-4, optim_bits=8)
+
+
+def stand_in_for_cuda() -> None:
+    """See the head of this file."""
+    import bitsandbytes.functional
+    import deepspeed.ops.lion.fused_lion
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    class LionKernel:
+        def load(self) -> LionKernel:
+            return self
+
+        @staticmethod
+        @torch.no_grad()
+        def multi_tensor_lion(_: int, __: Any, lists: Any, lr: float, beta1: float, beta2: float, *rest: float) -> None:
+            decay = rest[-1]
+            for tensors in zip(*lists, strict=True):
+                for g, p, m in zip(*(t.data.view(-1).split(CHUNK_ELEMENTS) for t in tensors), strict=True):
+                    direction = (beta1 * m + (1 - beta1) * g).sign_()
+                    p.mul_(1 - lr * decay).add_(direction, alpha=-lr)
+                    m.mul_(beta2).add_(g, alpha=1 - beta2)
+
+    deepspeed.ops.lion.fused_lion.FusedLionBuilder = LionKernel
+    type(get_accelerator()).is_fp16_supported = lambda _: True
+    whole = bitsandbytes.functional.optimizer_update_8bit_blockwise
+
+    def by_blocks(name: str, g: Any, p: Any, state1: Any, state2: Any, *rest: Any, **options: Any) -> None:
+        *scalars, qmap1, qmap2, absmax1, absmax2 = rest[:-1]
+        sizes = (CHUNK_ELEMENTS,) * 4 + (CHUNK_ELEMENTS // 256,) * 2
+        parts = zip(
+            *(t.view(-1).split(n) for t, n in zip((g, p.data, state1, state2, absmax1, absmax2), sizes, strict=True)),
+            strict=True,
+        )
+        for g_, p_, s1, s2, a1, a2 in parts:
+            whole(name, g_, p_, s1, s2, *scalars, qmap1, qmap2, a1, a2, rest[-1], **options)
+
+    bitsandbytes.functional.optimizer_update_8bit_blockwise = by_blocks
+
+
+if __name__ == "__main__":
+    if os.environ.get("LOCAL_RANK") is not None:
+        worker(next(a for a in sys.argv[1:] if not a.startswith("--")))
+    else:
+        main(sys.argv[1:])
