@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.catalog.speed import speed_constants
 from planner.errors import PlannerError
+from planner.explain.host import borderline_sentence, host_sentences
 from planner.explain.why import binding_sentence, strategy_sentence, with_reasons
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.plan import Evaluation, Plan, Verdict
@@ -110,7 +111,10 @@ def estimate(**fields: Any) -> Answer:
                 f"{candidate.label} is no configuration that runs: {outcome.detail}", hint=f"rule {outcome.rule}"
             )
         outcome = rejection_evaluation(request, outcome)
-    reasons = (strategy_sentence(candidate), binding_sentence(request, outcome), *outcome.reasons)
+    sentences = (strategy_sentence(candidate), binding_sentence(request, outcome), *host_sentences(request, outcome))
+    if outcome.verdict is Verdict.BORDERLINE:
+        sentences = (*sentences, borderline_sentence(request, outcome))
+    reasons = (*sentences, *outcome.reasons)
     single = replace(outcome, reasons=reasons)
     return Answer(plan=Plan(request=request, ranked=(single,), rejected=(), remedies=()))
 

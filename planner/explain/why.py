@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.explain.host import borderline_sentence, host_sentences
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
 from planner.records.model import Method
@@ -122,7 +123,8 @@ def with_reasons(plan: Plan) -> Plan:
         else:
             reasons.append(f"against plan 1: {against_best(best, evaluation)}")
         if evaluation.verdict is Verdict.BORDERLINE:
-            reasons.append(f"borderline: it fits only inside the {plan.request.margin:.0%} margin of the memory model")
+            reasons.append(borderline_sentence(plan.request, evaluation))
+        reasons += host_sentences(plan.request, evaluation)
         explained[evaluation.candidate] = replace(evaluation, reasons=tuple(reasons))
     return replace(plan, ranked=tuple(explained.get(e.candidate, e) for e in plan.ranked))
 

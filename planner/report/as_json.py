@@ -14,7 +14,7 @@ from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.plan import Evaluation, Plan, Rejection
 from planner.records.request import Request
-from planner.search.evaluate import capacity_bytes
+from planner.search.capacity import capacity_bytes, pinned_host_bytes
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rejection_evaluation, rules_counted
 from planner.version import TARGET_VERSIONS, VERSION
@@ -144,7 +144,7 @@ def memory_document(request: Request, memory: MemoryEstimate) -> dict[str, Any]:
         "host": {
             "capacity_bytes": capacity_bytes(request, Device.HOST),
             "peak_bytes": memory.peak_bytes(Device.HOST),
-            "pinned_bytes": sum(term.size_bytes for term in memory.terms if term.pinned),
+            "pinned_bytes": pinned_host_bytes(memory),
             "phases": host_phases,
         },
         "terms": [

@@ -18,7 +18,8 @@ from planner.records.candidate import Candidate
 from planner.records.estimate import Device
 from planner.records.plan import Evaluation, Rejection, Verdict
 from planner.records.request import Objective, Request
-from planner.search.evaluate import capacity_bytes, evaluate, needed_bytes
+from planner.search.capacity import available_bytes, needed_bytes
+from planner.search.evaluate import evaluate
 from planner.search.rank import TIE, ranked, score, simplicity, strategy_key
 from planner.search.search import search, with_micro_batch
 from planner.search.space import micro_batches, strategies
@@ -53,7 +54,7 @@ def test_every_kept_plan_fits_and_every_other_has_a_reason(fields: dict[str, obj
         assert evaluation.time is not None
         assert evaluation.time.step_seconds > 0
         for device in Device:
-            available = capacity_bytes(request, device)
+            available = available_bytes(request, device)
             assert available is None or needed_bytes(evaluation.memory, device) <= available
     for rejection in plan.rejected:
         assert rejection.rule
