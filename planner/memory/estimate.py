@@ -13,7 +13,7 @@ from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
 from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
-from planner.memory.inputs import Inputs
+from planner.memory.inputs import TRAINING, Inputs
 from planner.memory.logits import logits_terms
 from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes
 from planner.memory.quantized import packed_sizes, quantized_base
@@ -54,6 +54,7 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
             tp=candidate.degrees.tp,
             precision=workload.precision,
             loss=workload.loss,
+            frozen=workload.adapter is not None,
         ),
     )
     return add_up(terms, candidate)
@@ -92,12 +93,15 @@ def _terms_of_strategy(
 def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
     """Bytes of every moment, and the fullest of each device."""
     alive = {device: [0] * len(Moment) for device in Device}
+    lasting = 0
     for term in terms:
         by_moment, size_bytes = alive[term.device], term.size_bytes
+        if term.device is Device.GPU and term.moments[-len(TRAINING) :] == TRAINING:
+            lasting += size_bytes
         for moment in term.moments:
             by_moment[moment] += size_bytes
     peaks = {device: max(by_moment) for device, by_moment in alive.items()}
-    slack = allocator_slack_bytes(peaks[Device.GPU], candidate.zero)
+    slack = allocator_slack_bytes(peaks[Device.GPU], lasting)
     return MemoryEstimate(
         terms=terms,
         gpu_overhead_bytes=context_bytes() + communicator_bytes(candidate.degrees) + slack,

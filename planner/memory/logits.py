@@ -21,14 +21,21 @@ FUSED_SOURCE = "Liger Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py;
 
 
 def logits_terms(
-    shape: ModelShape, *, micro_batch: int, seq_len: int, tp: int, precision: Precision, loss: Loss
+    shape: ModelShape,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    tp: int,
+    precision: Precision,
+    loss: Loss,
+    frozen: bool = False,
 ) -> tuple[Term, ...]:
     """Head and loss. `tp` changes nothing: AutoTP gathers the logits to full width on every rank."""
-    return _terms(shape, micro_batch * seq_len, precision.bytes, loss)
+    return _terms(shape, micro_batch * seq_len, precision.bytes, loss, 0 if frozen else shape.vocab)
 
 
 @lru_cache(maxsize=4096)
-def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss) -> tuple[Term, ...]:
+def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss, trained_rows: int) -> tuple[Term, ...]:
     """Kept because the stages and offloads of a search ask for the same terms again."""
     vocab, hidden = shape.vocab, shape.hidden
     if loss is Loss.FUSED:
@@ -44,8 +51,8 @@ def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss) -> tuple[Term
             _term(
                 "logits/fused_gradients",
                 (Moment.FORWARD_END, Moment.BACKWARD_HEAD),
-                fused_gradient_bytes(tokens, vocab, hidden, width),
-                f"{width} x {hidden} x ({tokens} tokens + vocabulary {vocab})",
+                fused_gradient_bytes(tokens, trained_rows, hidden, width),
+                f"{width} x {hidden} x ({tokens} tokens + {trained_rows} trained rows of the head)",
                 FUSED_SOURCE,
             ),
         )
@@ -110,11 +117,11 @@ def fused_chunk_bytes(tokens: int, vocab: int, hidden: int, width: int) -> int:
     return fused_chunk_tokens(tokens, vocab, hidden) * vocab * width
 
 
-def fused_gradient_bytes(tokens: int, vocab: int, hidden: int, width: int) -> int:
+def fused_gradient_bytes(tokens: int, trained_rows: int, hidden: int, width: int) -> int:
     """Gradients that the fused loss computes in forward and keeps until backward.
 
-    Formula: w * h * (T + V): of the hidden states and of the whole head.
+    Formula: w * h * (T + V): of the hidden states and of the whole head; w * h * T where the head is frozen.
     Source: Liger Kernel, fused_linear_cross_entropy.py: `grad_input`, `grad_weight`, saved for backward.
     Leaves out: a head that tensor parallelism divides: Liger reads the rank's own rows.
     """
-    return width * hidden * (tokens + vocab)
+    return width * hidden * (tokens + trained_rows)
