@@ -16,7 +16,6 @@ class Phases:
     def __init__(self, counter: Any | None) -> None:
         self.counter = counter
         self.peaks: dict[str, int] = {}
-        self.in_step = False
 
     def end(self, phase: str) -> None:
         """All that was alive since the last call belongs to this phase."""
@@ -44,28 +43,9 @@ class Phases:
             return result
 
         def followed_step(*arguments: Any, **options: Any) -> Any:
-            self.in_step = True
             result = step(*arguments, **options)
-            self.in_step = False
             self.end("step")
             return result
 
         engine.register_forward_pre_hook(self.forget)
         engine.backward, engine.step = followed_backward, followed_step
-        self._leave_out_staging()
-
-    def _leave_out_staging(self) -> None:
-        """Gloo copies what it gathers, NCCL gathers in place: the copies of the updated weights are not counted."""
-        from deepspeed.comm import comm
-
-        gather = comm.cdb.all_gather_function
-
-        def gather_uncounted(*arguments: Any, **options: Any) -> Any:
-            if not self.in_step:
-                return gather(*arguments, **options)
-            self.end("step")
-            handle = gather(*arguments, **options)
-            self.forget()
-            return handle
-
-        comm.cdb.all_gather_function = gather_uncounted

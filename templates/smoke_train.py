@@ -69,9 +69,11 @@ def count_tensors() -> Phases:
     if TASK["counting_library"] is None:
         return Phases(None)
     sys.path.append(TASK["planner"])  # last: it is needed only where dsplan runs from a checkout
-    from planner.launch.counting_allocator import install
+    from planner.launch.counting_allocator import install, leave_out_staging
 
-    return Phases(install(Path(TASK["counting_library"])))
+    counter = install(Path(TASK["counting_library"]))
+    leave_out_staging(counter)
+    return Phases(counter)
 
 
 def run_without_gpu() -> None:

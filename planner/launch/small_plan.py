@@ -14,7 +14,7 @@ from typing import Any
 from planner.launch.shrink import shrink
 from planner.launch.small_settings import shrink_settings
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
-from planner.records.model import ModelShape, Precision
+from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Attention, Loss, Optimizer, Workload
 from planner.spec import ds_config
 from planner.spec.hf_config import shape_from_config
@@ -68,7 +68,15 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
             attention=Attention.EAGER if request["attention"] == "eager" else Attention.SDPA,  # flash needs a GPU
             loss=Loss.STANDARD,  # the fused loss does too
             tokens=None,
-            optimizer=Optimizer(request.get("optimizer", "adamw")),
+            optimizer=Optimizer(request.get("optimizer", Optimizer.ADAMW.value)),
+            adapter=_adapter(request),
         ),
         planned_settings=planned,
     )
+
+
+def _adapter(request: Mapping[str, Any]) -> Adapter | None:
+    method = Method(request.get("method", Method.FULL.value))
+    if method is Method.FULL:
+        return None
+    return Adapter(method=method, rank=request["lora_rank"], targets=tuple(request["lora_targets"]))

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner.errors import LaunchFailed
-from planner.launch import run_smoke
+from planner.errors import LaunchFailed, PlannerError
+from planner.geometry.params import parameter_count
+from planner.launch import counting_allocator, run_smoke, verdict
+from planner.launch.memory_check import predicted_bytes
+from planner.launch.result import smoke_text
+from planner.records.estimate import Phase
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.accelerate, pytest.mark.transformers, pytest.mark.slow]
 CASES = [
@@ -78,6 +82,10 @@ def test_a_plan_is_in_force_on_the_real_engine(tmp_path, launcher, strategy):
     assert found["data-parallel world size"] == 2
     assert found["optimizer class"] == ("DeepSpeedCPUAdam" if "offload" in strategy else "FusedAdam")
     assert len(result.losses) == result.steps == 3
+    assert result.memory.skipped is None
+    assert [phase.phase for phase in result.memory.phases] == ["load", "init", "forward", "backward", "step"]
+    assert all(phase.within_limit for phase in result.memory.phases)
+    assert result.memory.limit_percent == (5.0 if "offload" in strategy else 3.0)
     assert json.loads((folder / "smoke.json").read_text("utf-8")) == json.loads(json.dumps(result.to_dict()))
     assert survivors(folder) == []
 
@@ -93,6 +101,37 @@ def test_a_plan_whose_json_was_edited_to_another_stage_fails(tmp_path):
     assert failure.value.exit_code == 5
     assert json.loads((folder / "smoke.json").read_text("utf-8"))["passed"] is False
     assert survivors(folder) == []
+
+
+@pytest.mark.usefixtures("_engine")
+def test_a_memory_model_that_forgets_adams_variance_is_found_out(tmp_path, monkeypatch):
+    def forgetful(model, workload, candidate):
+        right = predicted_bytes(model, workload, candidate)
+        variance = 4 * parameter_count(model) // candidate.degrees.dp
+        training = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP)
+        return {phase: size - variance if phase in training else size for phase, size in right.items()}
+
+    monkeypatch.setattr(verdict, "predicted_bytes", forgetful)
+    folder = write_plan(tmp_path, zero=1, launcher="torchrun", checkpointing="none")
+    with pytest.raises(LaunchFailed, match="the memory model is wrong here") as failure:
+        run_smoke(folder)
+    assert failure.value.exit_code == 5
+    phases = json.loads((folder / "smoke.json").read_text("utf-8"))["memory"]["phases"]
+    assert [phase["within_limit"] for phase in phases] == [True, True, False, False, False]
+
+
+@pytest.mark.usefixtures("_engine")
+def test_without_a_compiler_the_engine_is_asked_and_nothing_is_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(counting_allocator, "_compiler", missing_compiler)
+    result = run_smoke(write_plan(tmp_path, zero=2, launcher="deepspeed", checkpointing="none"))
+    assert result.passed
+    assert len(result.checks) >= 24
+    assert result.memory.phases == ()
+    assert "there is no C++ compiler" in smoke_text(result)
+
+
+def missing_compiler() -> str:
+    raise PlannerError("there is no C++ compiler", hint="install g++")
 
 
 @pytest.mark.usefixtures("_engine")
