@@ -1,4 +1,4 @@
-"""`dsplan show models|gpus|instances [NAME]`: the catalogue, each row with its source."""
+"""`dsplan show models|gpus|instances|versions [NAME]`: the catalogue, each row with its source."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import typer
 from planner.errors import PlannerError, UnknownName, nearest
 from planner.report.table import table
 
-NOUNS = {"models": "model", "gpus": "GPU", "instances": "instance"}
+NOUNS = {"models": "model", "gpus": "GPU", "instances": "instance", "versions": "fact about releases"}
 KINDS = tuple(NOUNS)
 LIST_WIDTH = 140  # a source is cut here; `dsplan show gpus NAME` prints it whole
 
 
 def show_command(
-    kind: Annotated[str, typer.Argument(metavar="models|gpus|instances", help="Which table.")],
+    kind: Annotated[str, typer.Argument(metavar="models|gpus|instances|versions", help="Which table.")],
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One row, every field.", show_default=False)
     ] = None,
     *,
     json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
 ) -> int:
-    """The models, GPUs or instance types that dsplan knows."""
+    """The models, GPUs or instance types that dsplan knows, and what differs between releases of DeepSpeed."""
     from planner.cli.show_answer import print_json
 
     rows = rows_of(kind)
@@ -52,6 +52,7 @@ COLUMNS = {
     "models": ("name", "parameters", "model_type", "source"),
     "gpus": ("name", "memory_gib", "bf16_tflop_per_s", "source"),
     "instances": ("name", "gpu", "gpus", "host_ram_gib", "source"),
+    "versions": ("name", "package", "since", "holds"),
 }
 
 
@@ -65,6 +66,10 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
         from planner.catalog.tables import gpu_rows, node_rows
 
         return [dict(row) for row in (gpu_rows() if kind == "gpus" else node_rows())]
+    if kind == "versions":
+        from planner.catalog.versions import version_rows
+
+        return [dict(row) for row in version_rows()]
     near = nearest(kind, KINDS)
     raise PlannerError(
         f"there is no table `{kind}`",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from planner.catalog.versions import difference_sentences
 from planner.launch.folder import PlanFolder
 from planner.launch.logs import telling_line
 from planner.launch.memory_check import MemoryComparison, compare, limit_percent, predicted_bytes
@@ -50,7 +51,7 @@ def judge(
         seconds=round(finished.seconds, 1),
         checks=checks,
         memory=memory,
-        not_shown=_not_shown(folder, small),
+        not_shown=(*_not_shown(folder, small), *difference_sentences(versions, small.candidate)),
         versions=versions,
         model_config=small.config,
         log_tail=() if error is None else finished.tail[-LOG_LINES:],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from planner.catalog.versions import earlier_sentences
 from planner.errors import one_line
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.plan import Plan
@@ -16,6 +17,7 @@ from planner.records.request import Launcher as LauncherName
 from planner.render.deepspeed_json import NVME_PATH
 from planner.render.launchers.shell import Launcher
 from planner.units import gib_text
+from planner.version import TARGET_VERSIONS
 
 STAGES = {
     0: "ZeRO off: every rank holds everything",
@@ -43,6 +45,7 @@ def readme(plan: Plan, document: Mapping[str, Any], launcher: Launcher) -> str:
         "## Start it\n\n" + start(plan, launcher),
         "## Data\n\n" + data(plan),
         "## What was assumed\n\n" + bullets(document["assumptions"]) if document["assumptions"] else "",
+        "## Other releases\n\n" + other_releases(plan.ranked[0].candidate),
         "## Files\n\n" + files(launcher),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -63,13 +66,26 @@ def chosen(candidate: Candidate, best: Mapping[str, Any]) -> str:
         f"= {candidate.global_batch} samples a step",
         "precision": best["precision"],
         "GPU memory": f"{peak}, fullest in {gpu['limiting_phase']} ({best['verdict']})",
-        "host memory per node": gib_text(host["peak_bytes"]),
+        "host memory per node": host_memory(host),
+        "one checkpoint": checkpoint(best),
     }
     if time is not None:
         rows["predicted speed"] = (
             f"{time['tokens_per_second_per_gpu']:,.0f} tokens/s per GPU, MFU {100 * time['mfu']:.0f} %"
         )
     return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())
+
+
+def host_memory(host: Mapping[str, Any]) -> str:
+    """What a node's RAM holds at its fullest, and how much of it cannot be swapped out."""
+    pinned = f", {gib_text(host['pinned_bytes'])} of it page-locked" if host["pinned_bytes"] else ""
+    return f"{gib_text(host['peak_bytes'])}{pinned}"
+
+
+def checkpoint(best: Mapping[str, Any]) -> str:
+    """Disk space of one checkpoint; the Trainer keeps two and writes the third before it deletes the first."""
+    size = sum(term["bytes"] for term in best["memory"]["terms"] if term["name"] == "checkpoint/files")
+    return f"{gib_text(size)} on disk; with `--save-steps` up to three at a time, {gib_text(3 * size)}"
 
 
 def start(plan: Plan, launcher: Launcher) -> str:
@@ -116,6 +132,18 @@ def data(plan: Plan) -> str:
         "The plan holds only if the script trains with its sequence length, precision and activation checkpointing "
         "(`plan.json`), and if its micro-batch and accumulation are those of `ds_config.json`."
     )
+
+
+def other_releases(candidate: Candidate) -> str:
+    """What earlier releases do otherwise, as far as it concerns this plan."""
+    made_for = ", ".join(f"{package} {version}" for package, version in TARGET_VERSIONS.items())
+    earlier = earlier_sentences(candidate)
+    told = (
+        f"What earlier ones do otherwise:\n\n{bullets(list(earlier))}"
+        if earlier
+        else "No earlier one is known to differ."
+    )
+    return f"The numbers are those of {made_for}. {told}"
 
 
 def files(launcher: Launcher) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from planner.catalog.versions import target_sentence
 from planner.errors import PlannerError, nearest
 from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
@@ -245,7 +246,7 @@ def _assumptions(
         )
     if pinned is not None:
         notes += pinned.notes
-    return tuple(notes)
+    return (*notes, target_sentence())
 
 
 def described(request: Request, *, model: str, gpus: str) -> Request:

@@ -12,6 +12,7 @@ from pathlib import Path
 from planner.catalog import tables
 from planner.errors import PlannerError, UnknownName
 from planner.records.machine import Cluster
+from planner.spec import host_limits
 from planner.spec.cluster_named import named_cluster
 from planner.units import GIB, MIB
 
@@ -35,8 +36,16 @@ def read_this_machine() -> Cluster:
         said = (result.stdout + result.stderr).strip()[:200]
         raise PlannerError(f"`auto`: nvidia-smi failed with `{said}`", hint=HINT)
     cluster = cluster_from_listing(result.stdout, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
-    ram = host_ram_bytes()
-    return dataclasses.replace(cluster, host_memory_bytes=ram, cpu_cores=physical_cores())
+    ram = host_limits.host_ram_bytes()
+    notes = host_limits.limit_notes(
+        total=ram,
+        groups=host_limits.group_limits_bytes(),
+        locked=host_limits.locked_memory_limit_bytes(),
+        shared=host_limits.shared_memory_bytes(),
+    )
+    return dataclasses.replace(
+        cluster, host_memory_bytes=ram, cpu_cores=physical_cores(), notes=(*cluster.notes, *notes)
+    )
 
 
 def cluster_from_listing(listing: str, *, visible: str | None = None) -> Cluster:
@@ -98,19 +107,6 @@ def _sized(name: str, memory_mib: int) -> str:
         return name
     sizes = {int(r["marketed_gb"]) for r in tables.gpu_rows() if set(r["families"]) & set(row["families"])}
     return f"{name} {min(sizes, key=lambda gb: abs(gb * GIB - memory_mib * MIB))}GB"
-
-
-def host_ram_bytes() -> int | None:
-    """Memory of this host, or of its control group where that is less."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def physical_cores() -> int | None:
