@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers import TrainingArguments as Arguments
 
 HERE = Path(__file__).resolve().parent
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "pure-bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 SYNTHETIC_STEPS = 20
 log = logging.getLogger("train")
@@ -56,7 +56,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: argparse.Namespace) -> Arguments:
     """The Trainer's arguments. Building them switches zero.Init on, so they come before the model."""
-    chosen, optimizer = plan["plans"][0], engine["optimizer"]["params"]
+    chosen = plan["plans"][0]
     head_and_loss_only = dict.fromkeys(("cross_entropy", "rms_norm", "rope", "swiglu", "geglu", "layer_norm"), False)
     return Arguments(
         output_dir=options.output_dir,
@@ -64,14 +64,10 @@ def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: ar
         per_device_train_batch_size=engine["train_micro_batch_size_per_gpu"],
         gradient_accumulation_steps=engine["gradient_accumulation_steps"],
         max_grad_norm=engine["gradient_clipping"],
-        learning_rate=optimizer["lr"],
-        adam_beta1=optimizer["betas"][0],
-        adam_beta2=optimizer["betas"][1],
-        adam_epsilon=optimizer["eps"],
-        weight_decay=optimizer["weight_decay"],
+        **optimizer_arguments(plan, engine),
         lr_scheduler_type="linear",
         warmup_steps=0.03,  # below 1: a share of all steps
-        bf16=chosen["precision"] == "bf16",
+        bf16=chosen["precision"] in ("bf16", "pure-bf16"),
         fp16=chosen["precision"] == "fp16",
         activation_checkpointing=chosen["checkpointing"] == "full",
         activation_checkpointing_kwargs={"use_reentrant": False},
@@ -90,6 +86,21 @@ def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: ar
         report_to="none",
         disable_tqdm=True,
     )
+
+
+def optimizer_arguments(plan: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's values: those of ds_config.json, which the Trainer compares with its own.
+
+    DeepSpeed has no 8-bit AdamW; the Trainer builds that one itself, with AdamW's values.
+    """
+    if "optimizer" not in engine:
+        rate = 1e-5 if plan["request"]["method"] == "full" else 2e-4
+        return {"optim": "adamw_bnb_8bit", "learning_rate": rate, "adam_beta2": 0.95, "weight_decay": 0.1}
+    params = engine["optimizer"]["params"]
+    values = {"learning_rate": params["lr"], "weight_decay": params["weight_decay"]}
+    if "betas" in params:
+        values |= {"adam_beta1": params["betas"][0], "adam_beta2": params["betas"][1]}
+    return values | ({"adam_epsilon": params["eps"]} if "eps" in params else {})
 
 
 def build_model(plan: dict[str, Any], options: argparse.Namespace) -> Any:

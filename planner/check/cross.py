@@ -13,6 +13,8 @@ from planner.check.deepspeed_rules import device_of, is_on, section, stage_of, t
 from planner.check.rules import finding
 from planner.records.candidate import Offload
 from planner.records.problem import Problem
+from planner.records.request import Optimizer
+from planner.spec.ds_config import optimizer_named
 
 
 def plan_problems(
@@ -23,7 +25,12 @@ def plan_problems(
     if not isinstance(plans, list) or not plans or not isinstance(plans[0], Mapping):
         return [finding("DS201", "$.plans", "there is no plan in plan.json", fix="plan again", file="plan.json")]
     best = plans[0]
-    problems = [*_deepspeed_is_the_plan(best, deepspeed), *_no_auto(deepspeed)]
+    optimizer = section(plan, "request").get("optimizer", "adamw")
+    problems = [
+        *_deepspeed_is_the_plan(best, deepspeed),
+        *_optimizer_is_the_plans(str(optimizer), deepspeed),
+        *_no_auto(deepspeed),
+    ]
     if accelerate is not None:
         problems += _accelerate_is_the_plan(best, plan, accelerate)
     return problems
@@ -51,10 +58,23 @@ def _deepspeed_is_the_plan(best: Mapping[str, Any], deepspeed: Mapping[str, Any]
             yield finding("DS202", path, message, fix="plan again instead of editing", file="ds_config.json")
 
 
+def _optimizer_is_the_plans(wanted: str, deepspeed: Mapping[str, Any]) -> Iterator[Problem]:
+    """The file's optimizer, or none where the training script builds it."""
+    kind = section(deepspeed, "optimizer").get("type")
+    known = optimizer_named(str(kind))
+    found = "built by the script" if kind is None else known.value if known else kind
+    expected = "built by the script" if wanted == Optimizer.ADAMW_8BIT.value else wanted
+    if found != expected:
+        message = f"the optimizer is `{found}`, in plan.json `{wanted}`"
+        path = "$.optimizer.type" if kind is not None else "$.optimizer"
+        yield finding("DS202", path, message, fix="plan again instead of editing", file="ds_config.json")
+
+
 def precision_of(deepspeed: Mapping[str, Any]) -> str:
-    """`bf16`, `fp16` or `fp32`, as the engine will train."""
-    if is_on(deepspeed, "bf16") or is_on(deepspeed, "bfloat16"):
-        return "bf16"
+    """`bf16`, `pure-bf16`, `fp16` or `fp32`, as the engine will train."""
+    for name in ("bf16", "bfloat16"):
+        if is_on(deepspeed, name):
+            return "pure-bf16" if section(deepspeed, name).get("bf16_optimizer_states") is True else "bf16"
     return "fp16" if is_on(deepspeed, "fp16") else "fp32"
 
 

@@ -34,7 +34,7 @@ from planner.resources import read_text
 
 __all__ = ["Check", "DryRunFailed", "SmokeResult", "run_smoke", "smoke_text"]
 
-SCRIPTS = ("smoke_train.py", "smoke_memory.py")
+SCRIPTS = ("smoke_train.py", "smoke_memory.py", "smoke_optimizers.py")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
 MAX_RANKS = 8
 NOT_IN_FORCE_HINT = "was a file edited? write the plan again, or plan what the file says with --config ds_config.json"
@@ -136,6 +136,7 @@ def _task(folder: PlanFolder, small: SmallPlan, *, scratch: Path, library: Path 
         "model_type": small.shape.model_type,
         "config": small.config,
         "attention": small.workload.attention.value,
+        "optimizer": small.workload.optimizer.value,
         "gradient_clipping": folder.engine.get("gradient_clipping"),
         "zero_sizes": zero_sizes(small.candidate.settings, small.candidate.zero),
     }

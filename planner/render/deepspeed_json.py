@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.geometry.params import largest_tensor_numel, parameter_count
+from planner.geometry.params import largest_tensor_numel
 from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.model import ModelShape, Precision
-from planner.records.request import Request
+from planner.records.request import Optimizer, Request
+from planner.render.optimizer_block import optimizer_keys
 from planner.render.overlay import overlay
 from planner.resources import read_text
 from planner.units import ceil_div
 
 NVME_PATH = "/local_nvme"  # edited by the user: no plan can know where a drive is mounted
 NVME_BUFFER_ELEMENTS = 100_000_000  # DeepSpeed's default of offload_param.buffer_size
-LARGE_MODEL = 30_000_000_000
 AIO_ALIGNMENT_ELEMENTS = 4096  # above DeepSpeed's alignment of swapped tensors (1024 bytes x I/O threads)
 
 
@@ -29,8 +29,11 @@ def deepspeed_config(request: Request, candidate: Candidate) -> dict[str, Any]:
     planned: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": candidate.micro_batch,
         "gradient_accumulation_steps": candidate.accumulation,
-        "optimizer": {"params": {"lr": learning_rate(request)}},
-        "zero_optimization": zero_section(request.model, candidate),
+        "zero_optimization": {
+            **zero_section(request.model, candidate),
+            "reduce_scatter": reduce_scatter(request, candidate),
+        },
+        **optimizer_keys(request),
         **precision_sections(request.workload.precision, candidate.settings),
     }
     if candidate.degrees.tp > 1:
@@ -47,21 +50,21 @@ def deepspeed_config(request: Request, candidate: Candidate) -> dict[str, Any]:
     return overlay(json.loads(read_text("templates", "deepspeed.json")), planned)
 
 
-def learning_rate(request: Request) -> float:
-    """A usual start: 1e-5 where every weight is trained; 2e-4 for adapters, 1e-4 beside 33B and more.
-
-    Source: Dettmers et al. 2023, arXiv:2305.14314, appendix B.2.
-    """
-    if request.workload.adapter is None:
-        return 1e-5
-    return 2e-4 if parameter_count(request.model) < LARGE_MODEL else 1e-4
+def reduce_scatter(request: Request, candidate: Candidate) -> bool:
+    """Whether gradients are reduced to the shares of their owners; DeepSpeed refuses it for Muon at stage 3."""
+    return not (request.workload.optimizer is Optimizer.MUON and candidate.zero is ZeroStage.PARAMETERS)
 
 
 def precision_sections(precision: Precision, settings: ZeroSettings) -> dict[str, Any]:
-    """`bf16` or `fp16` (dynamic loss scaling), neither for fp32; `data_types` only for fp32 gradient accumulation."""
+    """`bf16`, with bf16 master weights and states where it is pure, or `fp16` (dynamic loss scaling), neither for fp32.
+
+    `data_types` only for fp32 gradient accumulation.
+    """
     sections: dict[str, Any] = {}
     if precision is Precision.BF16:
         sections["bf16"] = {"enabled": True}
+    if precision is Precision.PURE_BF16:
+        sections["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if precision is Precision.FP16:
         sections["fp16"] = {
             "enabled": True,

@@ -93,8 +93,8 @@ def optimizer_can_be_offloaded(request: Request, candidate: Candidate) -> Breach
     reason = NOT_OFFLOADED.get(optimizer)
     if precision is Precision.PURE_BF16 and optimizer is not Optimizer.ADAMW:
         reason = "DeepSpeed offloads bf16 master weights with its CPU Adam only"
-    if candidate.offload is Offload.NVME and optimizer not in (Optimizer.ADAMW, Optimizer.LION):
-        reason = reason or f"states of `{optimizer.value}` have not been seen on NVMe; AdamW's and Lion's have"
+    if candidate.offload is Offload.NVME and optimizer is not Optimizer.ADAMW:
+        reason = reason or f"DeepSpeed's swapper is known for AdamW's states only, not for those of `{optimizer.value}`"
     return None if reason is None else Breach(rule="optimizer-offload", detail=reason, needed=0, available=1)
 
 

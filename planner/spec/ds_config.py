@@ -159,13 +159,18 @@ def _optimizer(document: Mapping[str, Any], notes: list[str]) -> Optimizer | Non
     kind = block.get("type")
     if kind is None or kind == "auto":
         return None
-    optimizer = OPTIMIZERS.get(kind) or OPTIMIZERS.get(str(kind).lower())
+    optimizer = optimizer_named(str(kind))
     if optimizer is None:
         known = ", ".join(name if name[0].isupper() else name.capitalize() for name in OPTIMIZERS)
         raise PlannerError(f"the optimizer `{kind}` @ $.optimizer.type is not modelled", hint=f"modelled: {known}")
     if optimizer is Optimizer.SGD and not _section(block, "params").get("momentum"):
         notes.append("the file's SGD keeps no momentum; planned with one, 4 bytes per parameter more")
     return optimizer
+
+
+def optimizer_named(kind: str) -> Optimizer | None:
+    """What an `optimizer.type` stands for; None for one that dsplan does not model."""
+    return OPTIMIZERS.get(kind) or OPTIMIZERS.get(kind.lower())
 
 
 def _precision(document: Mapping[str, Any], notes: list[str]) -> str:

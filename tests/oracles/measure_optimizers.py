@@ -5,9 +5,8 @@
     python tests/oracles/measure_optimizers.py --write --missing     measures what has no values yet
 
 As `measure_engine.py`, but one launch runs all cases, each on an engine of its own; what an earlier one leaves is
-subtracted. Three things stand in for their CUDA counterparts, none of which changes a state: FusedLion's kernel, which
-DeepSpeed does not build for CPUs; bitsandbytes' CPU update, fed block by block because it dequantises whole tensors,
-unlike the CUDA kernel; half precision, which DeepSpeed does not claim on CPUs, for Muon's orthogonalisation.
+subtracted. The GPU kernels are stood in for as in `dsplan smoke` (templates/smoke_optimizers.py), and Muon
+orthogonalises in half precision, which DeepSpeed does not claim on CPUs.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "templates"))
 
 from measure_engine import PACKAGES, STEPS, build_model, free_port
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "optimizer_memory.json"
-CHUNK_ELEMENTS = 65536  # of the stand-in kernels; a multiple of the 256 elements of an 8-bit block
 
 
 def main(arguments: list[str]) -> None:
@@ -100,7 +99,11 @@ def worker(task_file: str) -> None:
     import torch._dynamo  # before zero.Init, which replaces torch.Tensor.__new__
 
     deepspeed.init_distributed()
-    stand_in_for_cuda()
+    from deepspeed.accelerator import get_accelerator
+    from smoke_optimizers import stand_in_for_gpu_kernels
+
+    stand_in_for_gpu_kernels()
+    type(get_accelerator()).is_fp16_supported = lambda _: True
     reports = {}
     for run in task["runs"]:
         gc.collect()
@@ -160,44 +163,6 @@ def script_optimizer(trained: list[Any]) -> Any:
     from bitsandbytes.optim import AdamW
 
     return AdamW(trained, lr=1e-4, optim_bits=8)
-
-
-def stand_in_for_cuda() -> None:
-    """See the head of this file."""
-    import bitsandbytes.functional
-    import deepspeed.ops.lion.fused_lion
-    import torch
-    from deepspeed.accelerator import get_accelerator
-
-    class LionKernel:
-        def load(self) -> LionKernel:
-            return self
-
-        @staticmethod
-        @torch.no_grad()
-        def multi_tensor_lion(_: int, __: Any, lists: Any, lr: float, beta1: float, beta2: float, *rest: float) -> None:
-            decay = rest[-1]
-            for tensors in zip(*lists, strict=True):
-                for g, p, m in zip(*(t.data.view(-1).split(CHUNK_ELEMENTS) for t in tensors), strict=True):
-                    direction = (beta1 * m + (1 - beta1) * g).sign_()
-                    p.mul_(1 - lr * decay).add_(direction, alpha=-lr)
-                    m.mul_(beta2).add_(g, alpha=1 - beta2)
-
-    deepspeed.ops.lion.fused_lion.FusedLionBuilder = LionKernel
-    type(get_accelerator()).is_fp16_supported = lambda _: True
-    whole = bitsandbytes.functional.optimizer_update_8bit_blockwise
-
-    def by_blocks(name: str, g: Any, p: Any, state1: Any, state2: Any, *rest: Any, **options: Any) -> None:
-        *scalars, qmap1, qmap2, absmax1, absmax2 = rest[:-1]
-        sizes = (CHUNK_ELEMENTS,) * 4 + (CHUNK_ELEMENTS // 256,) * 2
-        parts = zip(
-            *(t.view(-1).split(n) for t, n in zip((g, p.data, state1, state2, absmax1, absmax2), sizes, strict=True)),
-            strict=True,
-        )
-        for g_, p_, s1, s2, a1, a2 in parts:
-            whole(name, g_, p_, s1, s2, *scalars, qmap1, qmap2, a1, a2, rest[-1], **options)
-
-    bitsandbytes.functional.optimizer_update_8bit_blockwise = by_blocks
 
 
 if __name__ == "__main__":

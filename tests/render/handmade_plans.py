@@ -10,7 +10,7 @@ from planner.records.estimate import Device, MemoryEstimate, Moment, Phase, Term
 from planner.records.machine import Cluster, Gpu, Link
 from planner.records.model import AutoTP, ModelShape, Norm, Position, Precision
 from planner.records.plan import Evaluation, Limit, Plan, Verdict
-from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Request, Workload
+from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
 
 SETTINGS = ZeroSettings(
     overlap_comm=True,
@@ -102,6 +102,7 @@ def make_plan(
     tp: int = 1,
     offload: Offload = Offload.NONE,
     precision: Precision = Precision.BF16,
+    optimizer: Optimizer = Optimizer.ADAMW,
     launcher: Launcher = Launcher.ACCELERATE,
     cluster: Cluster | None = None,
     model: ModelShape = MODEL,
@@ -135,6 +136,7 @@ def make_plan(
             attention=attention,
             loss=Loss.STANDARD,
             tokens=None,
+            optimizer=optimizer,
         ),
         axes=Axes(
             zero=tuple(ZeroStage),
@@ -215,7 +217,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
             "lora_rank": None,
             "lora_targets": None,
             "precision": work.precision.value,
-            "optimizer": "adamw",
+            "optimizer": work.optimizer.value,
             "attention": work.attention.value,
             "loss": work.loss.value,
             "host_ram": None,
@@ -326,7 +328,12 @@ def random_plans(count: int, *, seed: int) -> list[Plan]:
     draw, plans = Random(seed), []
     while len(plans) < count:
         zero, offload = draw.randrange(4), draw.choice(list(Offload))
+        precision, optimizer = draw.choice(list(Precision)), draw.choice(list(Optimizer))
         if (offload.param_device != "none" and zero != 3) or (offload is not Offload.NONE and zero == 0):
+            continue
+        if offload is not Offload.NONE and optimizer is not Optimizer.ADAMW:
+            continue
+        if precision is Precision.PURE_BF16 and zero == 0:
             continue
         cluster = make_cluster(
             nodes=draw.choice((1, 1, 2, 4)),
@@ -349,7 +356,8 @@ def random_plans(count: int, *, seed: int) -> list[Plan]:
                 offload=offload,
                 cluster=cluster,
                 settings=settings,
-                precision=draw.choice(list(Precision)),
+                precision=precision,
+                optimizer=optimizer,
                 launcher=draw.choice(list(Launcher)),
                 checkpointing=draw.choice(list(Checkpointing)),
                 micro_batch=draw.choice((1, 2, 3, 16)),

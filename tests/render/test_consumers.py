@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from handmade_plans import make_cluster, make_plan, random_plans
+from handmade_plans import make_cluster, make_document, make_plan, random_plans
 from launching import launch
+from trainer_values import optimizer_arguments
 
 from planner.records.candidate import Offload
 from planner.records.model import Precision
 from planner.records.plan import Plan
-from planner.records.request import Launcher
+from planner.records.request import Launcher, Optimizer
 from planner.render.deepspeed_json import deepspeed_config
 
 PLANS = [
@@ -23,6 +24,8 @@ PLANS = [
     make_plan(zero=3, tp=2, cluster=make_cluster(nodes=2, gpus_per_node=8)),
     make_plan(zero=3, offload=Offload.OPTIMIZER_AND_PARAMS, precision=Precision.FP32),
     make_plan(zero=3, offload=Offload.NVME),
+    *(make_plan(zero=zero, optimizer=optimizer) for optimizer in Optimizer for zero in (1, 3)),
+    make_plan(zero=2, precision=Precision.PURE_BF16),
 ]
 
 
@@ -53,7 +56,9 @@ def test_deepspeed_reads_every_plan_as_it_was_meant(monkeypatch: pytest.MonkeyPa
         assert read.train_micro_batch_size_per_gpu == candidate.micro_batch
         assert read.gradient_accumulation_steps == candidate.accumulation
         assert read.gradient_clipping == 1.0
-        assert read.bfloat16_config.enabled is (plan.request.workload.precision is Precision.BF16)
+        precision = plan.request.workload.precision
+        assert read.bfloat16_config.enabled is (precision in (Precision.BF16, Precision.PURE_BF16))
+        assert read.bfloat16_config.bf16_optimizer_states is (precision is Precision.PURE_BF16)
         assert read.float16_config.enabled is (plan.request.workload.precision is Precision.FP16)
         if read.float16_config.enabled:
             assert read.float16_config.loss_scale == 0
@@ -67,7 +72,7 @@ def test_deepspeed_reads_every_plan_as_it_was_meant(monkeypatch: pytest.MonkeyPa
             assert block is None or block.pin_memory is candidate.settings.pin_memory
         assert zero.overlap_comm is candidate.settings.overlap_comm
         assert zero.reduce_bucket_size == candidate.settings.reduce_bucket_elements
-    assert len(plans) == 106
+    assert len(plans) == 119
 
 
 @pytest.mark.slow
@@ -81,20 +86,15 @@ def test_the_trainer_agrees_with_every_number() -> None:
 
     for plan in PLANS:
         config, candidate = rendered(plan), plan.ranked[0].candidate
-        params = config["optimizer"]["params"]
         arguments = SimpleNamespace(
             world_size=candidate.degrees.world_size,
             per_device_train_batch_size=candidate.micro_batch,
             gradient_accumulation_steps=candidate.accumulation,
             max_grad_norm=config["gradient_clipping"],
-            learning_rate=params["lr"],
-            adam_beta1=params["betas"][0],
-            adam_beta2=params["betas"][1],
-            adam_epsilon=params["eps"],
-            weight_decay=params["weight_decay"],
+            **optimizer_arguments(make_document(plan), config),
             save_on_each_node=False,
             fp16=plan.request.workload.precision is Precision.FP16,
-            bf16=plan.request.workload.precision is Precision.BF16,
+            bf16=plan.request.workload.precision in (Precision.BF16, Precision.PURE_BF16),
             fp16_full_eval=False,
             bf16_full_eval=False,
             get_warmup_steps=lambda steps: 0,

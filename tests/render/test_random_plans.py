@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from trainer_values import optimizer_arguments
 
 import planner
 from planner.check import check_files
@@ -54,7 +55,8 @@ def draw_fields(draw: Random) -> dict[str, Any]:
         "checkpointing": ("none", "full"),
         "micro_batch": ("1", "2", "1-8"),
         "accumulation": (1, 2, 5),
-        "precision": ("auto", "fp16", "fp32"),
+        "precision": ("auto", "fp16", "fp32", "pure-bf16"),
+        "optimizer": ("adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"),
         "objective": ("throughput", "memory", "cost"),
     }
     for name, values in optional.items():
@@ -106,7 +108,7 @@ def test_deepspeed_reads_every_file_as_the_plan_says(
         assert read.train_micro_batch_size_per_gpu == best["micro_batch"], fields
         assert read.gradient_accumulation_steps == best["accumulation"], fields
         assert max(1, read.tensor_parallel_config.autotp_size) == best["tp"], fields
-        assert read.bfloat16_config.enabled is (best["precision"] == "bf16"), fields
+        assert read.bfloat16_config.enabled is (best["precision"] in ("bf16", "pure-bf16")), fields
         assert read.float16_config.enabled is (best["precision"] == "fp16"), fields
         offload = read.zero_config.offload_optimizer
         assert (offload is not None) is (best["offload"] != "none"), fields
@@ -145,20 +147,15 @@ def test_the_trainer_fills_nothing_in(rendered: list[tuple[Any, dict[str, Any], 
 
     for fields, document, files in rendered:
         config, best = json.loads(files["ds_config.json"]), document["plans"][0]
-        params = config["optimizer"]["params"]
         arguments = SimpleNamespace(
             world_size=best["tp"] * best["dp"],
             per_device_train_batch_size=best["micro_batch"],
             gradient_accumulation_steps=best["accumulation"],
             max_grad_norm=config["gradient_clipping"],
-            learning_rate=params["lr"],
-            adam_beta1=params["betas"][0],
-            adam_beta2=params["betas"][1],
-            adam_epsilon=params["eps"],
-            weight_decay=params["weight_decay"],
+            **optimizer_arguments(document, config),
             save_on_each_node=False,
             fp16=best["precision"] == "fp16",
-            bf16=best["precision"] == "bf16",
+            bf16=best["precision"] in ("bf16", "pure-bf16"),
             fp16_full_eval=False,
             bf16_full_eval=False,
             get_warmup_steps=lambda steps: 0,
