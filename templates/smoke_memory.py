@@ -32,6 +32,20 @@ class Phases:
         for phase in ("forward", "backward", "step"):
             self.peaks.pop(phase, None)
 
+    def leave_out_random_weights(self) -> None:
+        """At stage 3 transformers gathers module by module to fill it with random numbers; a file's weights need none
+        of that."""
+        from transformers.integrations import deepspeed as integration
+
+        fill = integration.initialize_weights_zero3
+
+        def fill_uncounted(model: Any) -> None:
+            self.end("load")
+            fill(model)
+            self.forget()
+
+        integration.initialize_weights_zero3 = fill_uncounted
+
     def follow(self, engine: Any) -> None:
         """Tell the phases of training apart: forward lasts until the loss is handed back to the engine."""
         backward, step = engine.backward, engine.step

@@ -16,6 +16,7 @@ from planner.records.estimate import MOMENTS_OF, Device, MemoryEstimate, Moment,
 from planner.records.model import ModelShape
 from planner.records.request import Workload
 from planner.spec.cluster import parse_cluster
+from planner.units import ceil_div
 
 PHASES = (Phase.LOAD, Phase.INIT, Phase.FORWARD, Phase.BACKWARD, Phase.STEP)
 LIMIT_PERCENT = 3.0
@@ -48,9 +49,22 @@ def predicted_bytes(model: ModelShape, workload: Workload, candidate: Candidate)
     unpinned = replace(candidate, settings=replace(candidate.settings, pin_memory=False))
     memory = estimate_memory(model, parse_cluster(f"{ranks}xA100-80G"), workload, unpinned)
     bytes_of = {phase: phase_bytes(memory, phase, ranks=ranks) for phase in PHASES}
-    if candidate.zero is not ZeroStage.PARAMETERS:  # every rank builds the whole model before there is an engine
+    sharded = candidate.zero is ZeroStage.PARAMETERS
+    if not sharded:  # every rank builds the whole model before there is an engine
         bytes_of[Phase.LOAD] = next(term.size_bytes // ranks for term in memory.terms if term.name == "load/copy")
+    bytes_of[Phase.LOAD] += ceil_div(untied_head_bytes(model, workload.precision.bytes), ranks if sharded else 1)
     return bytes_of
+
+
+def untied_head_bytes(model: ModelShape, element_bytes: int) -> int:
+    """The head of a model that ties it to the embedding: transformers makes it first and ties it last.
+
+    Formula: e * V * h, or the embedding's own width instead of h; 0 where nothing is tied.
+    Source: transformers 5.24 modeling_utils.py `post_init`, which ends with `tie_weights`.
+    Leaves out: loading from a file below stage 3, where the model is first made without memory.
+    """
+    width = model.trait("embedding_width") or model.hidden
+    return element_bytes * model.vocab * width if model.tied_embeddings else 0
 
 
 def phase_bytes(memory: MemoryEstimate, phase: Phase, *, ranks: int) -> int:

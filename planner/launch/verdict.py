@@ -17,7 +17,7 @@ from planner.launch.process import Finished
 from planner.launch.result import Check, SmokeResult
 from planner.launch.small_plan import SmallPlan
 from planner.launch.small_settings import zero_sizes
-from planner.records.candidate import Offload
+from planner.records.candidate import Offload, ZeroStage
 
 LOG_LINES = 60
 
@@ -113,6 +113,8 @@ def _not_shown(folder: PlanFolder, small: SmallPlan) -> tuple[str, ...]:
         f"sequences of {small.workload.seq_len} tokens instead of {request.get('seq_len')}",
         *_shrunken_sizes(small),
     ]
+    if small.candidate.zero is ZeroStage.PARAMETERS:
+        lines.append("weights were random: what transformers gathers to fill them at stage 3 is not counted as loading")
     if dp != plan["dp"]:
         lines.append(f"dp {dp} stands for the plan's dp {plan['dp']}")
     if dp == 1:
