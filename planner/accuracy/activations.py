@@ -15,6 +15,7 @@ from planner.accuracy.layers import (
     backward_bytes_per_token,
     layer_kept_bytes_per_token,
     mlp_bytes_per_token,
+    outliving_bytes_per_token,
 )
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers
@@ -56,6 +57,9 @@ def layer_terms(run: Run) -> list[Term]:
     else:
         held = run.tokens * kept * shape.layers
         terms.append(term("activations/kept", ALIVE, held, f"{shape.layers} layers x {kept}", SOURCE))
+    outliving = run.tokens // 2 * outliving_bytes_per_token(shape, run.tuning) * shape.layers
+    formula = "the step before, taken as half as long: (6h + 2I) a layer"
+    terms.append(term("activations/step_before", ALIVE, outliving, formula, SOURCE))
     terms.append(term("activations/final_norm", ALIVE[:2], run.tokens * 3 * stream, "6h", SOURCE))
     terms.append(term("activations/backward_temporaries", ALIVE[2:], run.tokens * extra, str(extra), SOURCE))
     return terms

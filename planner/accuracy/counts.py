@@ -18,7 +18,8 @@ class Counts:
     """Elements and bytes of the fullest rank."""
 
     sizes: RankSizes  # the whole model
-    trained: int
+    trained: int  # by the optimizer, but for the next
+    trained_embeddings: int  # embedding and head beside adapters, stored as the model is
     largest_trained: int
     head_trained: int
     frozen_bytes: int
@@ -31,13 +32,19 @@ def counts_of(run: Run) -> Counts:
     tuning = run.tuning
     if tuning.full:
         return Counts(
-            sizes=sizes, trained=sizes.total, largest_trained=sizes.largest_tensor, head_trained=sizes.head,
-            frozen_bytes=0, dequantized_bytes=0,
-        )  # fmt: skip
+            sizes=sizes,
+            trained=sizes.total,
+            trained_embeddings=0,
+            largest_trained=sizes.largest_tensor,
+            head_trained=sizes.head,
+            frozen_bytes=0,
+            dequantized_bytes=0,
+        )
     outside = 0 if not tuning.embeddings else sizes.embedding + (0 if sizes.tied else sizes.head)
     return Counts(
         sizes=sizes,
-        trained=adapter_elements(run.shape, tuning) + outside,
+        trained=adapter_elements(run.shape, tuning),
+        trained_embeddings=outside,
         largest_trained=max(tuning.rank * run.shape.ffn_hidden, sizes.embedding if tuning.embeddings else 0),
         head_trained=sizes.head if tuning.embeddings else 0,
         frozen_bytes=frozen_weight_bytes(sizes, run.shape, tuning),

@@ -84,6 +84,8 @@ def norms_bytes_per_token(shape: ModelShape, code: LayerCode, tuning: Tuning) ->
     """
     hidden = shape.hidden
     outputs = input_bytes_per_token(hidden, tuning, "q", "k", "v") + input_bytes_per_token(hidden, tuning, "up")
+    if shape.gated_mlp and tuning.dropout and "up" in tuning.sites:
+        outputs += 3 * hidden  # gate and up drop out a copy each
     if not shape.gated_mlp:
         return outputs + 2 * hidden * (1 if code.parallel else 2)
     normed = code.norm_normed if tuning.full or tuning.norms else 0
@@ -120,10 +122,21 @@ def mlp_bytes_per_token(shape: ModelShape, code: LayerCode, tuning: Tuning) -> i
     """
     inner = 2 * shape.ffn_hidden * (code.gate_tensors if shape.gated_mlp else 1)
     kept = inner + input_bytes_per_token(shape.ffn_hidden, tuning, "down")
-    if tuning.norms:  # LitGPT's adapter v2 scales and shifts every linear output, and keeps each for the scale
+    if tuning.norms:  # every linear output is kept for its scale
         wide = 2 if shape.gated_mlp else 1
         kept += 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 4 * shape.hidden + 2 * wide * shape.ffn_hidden
     return kept
+
+
+def outliving_bytes_per_token(shape: ModelShape, tuning: Tuning) -> int:
+    """Inputs of 4-bit products that outlive their backward, until the next loss replaces the one they belong to.
+
+    Formula: 6h + 2I: the inputs of the projections, of attention's output, of the MLP and of its last product.
+    Source: bitsandbytes before 0.43 `MatMul4Bit` keeps its input as an attribute of the node, which autograd frees with
+        the graph and not, like saved tensors, with the node's own backward.
+    Leaves out: nothing.
+    """
+    return 6 * shape.hidden + 2 * shape.ffn_hidden if tuning.keeps_inputs else 0
 
 
 def backward_bytes_per_token(shape: ModelShape, code: LayerCode) -> int:

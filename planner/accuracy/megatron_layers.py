@@ -49,13 +49,29 @@ def layer_kept_bytes_per_token(run: Run) -> int:
     return kept * run.workload.precision.bytes // 2
 
 
+def backward_bytes_per_token(run: Run) -> int:
+    """What the backward of a layer adds to what it kept, but for the gradient of the residual stream.
+
+    Formula: the larger of 4I / t for the MLP, and for eager attention the gradients of the dropped and of the plain
+        softmax 4As / t less the MLP's tensors that are gone by then, 4I / t and 4h.
+    Source: autograd order: the MLP is differentiated first; torch `native_dropout_backward`, `_softmax_backward_data`.
+    Leaves out: kernels that differentiate the softmax in place.
+    """
+    shape, tp = run.shape, run.candidate.degrees.tp
+    mlp = ceil_div(4 * shape.ffn_hidden, tp)
+    if run.workload.attention is not Attention.EAGER:
+        return mlp
+    scores = ceil_div(4 * shape.heads * run.workload.seq_len, tp)
+    return max(mlp, scores - mlp - 4 * shape.hidden)
+
+
 def megatron_activation_terms(run: Run) -> list[Term]:
     """Activations and logits of a rank."""
     shape, tp, tokens = run.shape, run.candidate.degrees.tp, run.tokens
     source = SCALING if run.layers is Layers.SCALING else KORTHIKANTI
     layer = layer_kept_bytes_per_token(run)
     stream = ceil_div(2 * shape.hidden, tp if run.sequence_parallel else 1)
-    inner = ceil_div(4 * shape.ffn_hidden, tp) + stream
+    inner = stream + backward_bytes_per_token(run)
     terms = []
     if run.candidate.checkpointing is Checkpointing.FULL:
         terms.append(term("activations/checkpoints", ALIVE, tokens * stream * shape.layers, "2h a layer", source))
@@ -64,7 +80,7 @@ def megatron_activation_terms(run: Run) -> list[Term]:
         terms.append(term("activations/kept", ALIVE, tokens * layer * shape.layers, "all layers", source))
     forward, backward = loss_bytes_per_token(run)
     terms += [
-        term("activations/backward_temporaries", ALIVE[2:], tokens * inner, "4I + 2h", source),
+        term("activations/backward_temporaries", ALIVE[2:], tokens * inner, str(inner), source),
         term("activations/final_norm", ALIVE[:2], tokens * 2 * stream, "4h", source),
         term("logits/forward", ALIVE[:1], tokens * forward, f"{forward} a token", source),
         term("logits/backward", ALIVE[1:2], tokens * backward, f"{backward} a token", source),

@@ -81,4 +81,4 @@ def compared(scored: Scored) -> bool:
     """Whether a row is fair to all three: full fine-tuning of a known stage, memory measured, nothing left open."""
     point = scored.point
     measured = "memory" in point.for_scoring and point.counter_class not in (None, "unknown")
-    return scored.prediction is not None and measured and point.complete and run_of(point).tuning.full
+    return scored.prediction is not None and measured and point.firm and run_of(point).tuning.full

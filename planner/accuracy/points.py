@@ -12,6 +12,7 @@ fields of `Point` are ignored. Every row names its source and where to read it. 
   GPU; `fused_ce` names the fused or chunked loss, `none` a whole one.
 * `counter_class`: what `measured_peak_gib` counts: `allocated` and `active` are tensors, `reserved` is what torch's
   allocator holds, `nvidia_smi` is the whole card, `unknown` is not said.
+* `reserved_gib`: what the allocator held in the same run, where a source prints that beside the tensors.
 * `for_scoring`: the scores that a row is good for: `memory`, `fit`, `speed`. `missing`: inputs the source leaves out.
 * `quality`: A an exact number of a nearly complete configuration, B with one gap or read off a chart, C for ordering.
 """
@@ -75,6 +76,7 @@ class Point:
     global_batch: int | None = None
     measured_peak_gib: float | None = None
     counter_class: str | None = None
+    reserved_gib: float | None = None
     outcome: str = "fit"
     host_ram_gb: float | None = None
     host_ram_kind: str | None = None
@@ -90,9 +92,9 @@ class Point:
     missing: tuple[str, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Whether every essential input is given."""
-        return not self.missing
+    def firm(self) -> bool:
+        """Whether every essential input is given, and the numbers are good for more than an order."""
+        return not self.missing and self.quality != "C"
 
 
 KEYS = tuple(field.name for field in fields(Point))

@@ -17,8 +17,10 @@ from planner.accuracy.states import fsdp_terms, megatron_terms, torch_terms
 from planner.accuracy.words import Engine, Layers
 from planner.errors import PlannerError
 from planner.memory.estimate import add_up, estimate_memory
+from planner.memory.inputs import TRAINING, term
 from planner.memory.overhead import allocator_slack_bytes
-from planner.records.estimate import Device, MemoryEstimate, Term
+from planner.records.estimate import Device, MemoryEstimate, Moment, Term
+from planner.records.request import Loss
 
 STATES = {Engine.MEGATRON: megatron_terms, Engine.FSDP: fsdp_terms, Engine.TORCH: torch_terms}
 
@@ -30,6 +32,7 @@ class Prediction:
     tensor_bytes: int
     reserved_bytes: int
     total_bytes: int
+    lasting_bytes: int  # tensors that stay from one step to the next
     static_bytes: int  # weights and optimizer states alone
     capacity_bytes: int
     memory: MemoryEstimate
@@ -64,21 +67,31 @@ def predict_point(point: Point) -> Prediction:
 def predict(run: Run) -> Prediction:
     """The prediction for one run."""
     memory = estimate_memory(run.shape, run.cluster, run.workload, run.candidate)
-    terms = _with_layers(_with_states(memory.terms, run), run)
+    terms = (*_with_layers(_with_states(memory.terms, run), run), *_kept_output(run))
     if run.checkpoints_offloaded:
         terms = tuple(term for term in terms if term.name != "activations/checkpoints")
     memory = add_up(terms, run.candidate)
     tensors = memory.peak_bytes(Device.GPU)
+    lasting = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.moments[-len(TRAINING) :] == TRAINING)
     static = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.name.startswith("states/"))
     return Prediction(
         tensor_bytes=tensors,
-        reserved_bytes=tensors + allocator_slack_bytes(tensors, run.candidate.zero),
+        reserved_bytes=tensors + allocator_slack_bytes(tensors, lasting),
+        lasting_bytes=lasting,
         total_bytes=memory.gpu_total_bytes,
         static_bytes=static,
         capacity_bytes=run.cluster.gpu.memory_bytes,
         memory=memory,
         assumed=run.assumed,
     )
+
+
+def _kept_output(run: Run) -> list[Term]:
+    """The logits that a loop holds during backward where it keeps the model's output: 2V a token."""
+    if not run.framework.keeps_output or run.workload.loss is Loss.FUSED:
+        return []
+    size = 2 * run.shape.vocab * run.tokens
+    return [term("logits/output", (Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER), size, "2 * V", run.framework.source)]
 
 
 def _is_activation(term: Term) -> bool:

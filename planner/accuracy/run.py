@@ -110,7 +110,7 @@ def run_of(point: Point) -> Run:
         ),
         sequence_parallel=bool(point.seq_parallel_megatron),
         checkpoints_offloaded=activations_offloaded(point.offload),
-        fused_kernels=bool(point.compile) or point.fused_ce == "liger" or "automodel" in framework_name,
+        fused_kernels=bool(point.compile) or point.fused_ce == "liger" or framework.liger,
         tuning=tuning,
         tiled_mlp="arctic" in framework_name and activations_offloaded(point.offload),
         in_backward="backward" in optimizer,
@@ -122,7 +122,6 @@ def run_of(point: Point) -> Run:
 MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "llama": {"q": ("q_proj",), "k": ("k_proj",), "v": ("v_proj",), "o": ("o_proj",), "up": ("gate_proj", "up_proj"),
               "down": ("down_proj",)},
-    "opt": {"q": ("q_proj",), "k": ("k_proj",), "v": ("v_proj",), "o": ("out_proj",), "up": ("fc1",), "down": ("fc2",)},
     "gpt2": {"q": ("c_attn",), "k": ("c_attn",), "v": ("c_attn",), "o": ("attn.c_proj",), "up": ("c_fc",),
              "down": ("mlp.c_proj",)},
 }  # fmt: skip
@@ -158,18 +157,21 @@ def precision_of(point: Point, storage: Storage) -> Precision:
 def shape_of(point: Point, framework: Framework) -> tuple[ModelShape, tuple[str, ...]]:
     """Geometry as printed: a gated MLP with RMS norms and rotary positions, or a GPT block with LayerNorms.
 
-    Megatron divides embedding and head by the tensor-parallel degree, AutoTP divides the head alone.
+    Megatron divides embedding and head by the tensor-parallel degree, AutoTP divides the head alone. GPT blocks of
+    transformers drop out a tenth by default (GPT2Config, OPTConfig), gated ones nothing.
     """
     hidden, heads = _given(point, "hidden"), _given(point, "heads")
     gated = True if point.gated_mlp is None else point.gated_mlp
     notes = () if point.gated_mlp is not None else ("the MLP's form is not stated: gated",)
     head_dim = point.head_dim or hidden // heads
-    traits = [] if gated else [("norm_bias", True)]
+    traits: list[tuple[str, object]] = [] if gated else [("norm_bias", True)]
+    if framework.layers is Layers.TRANSFORMERS and not gated:
+        traits += [("attention_dropout", 0.1), ("residual_dropout", 0.1), ("embedding_dropout", 0.1)]
     if framework.layers in (Layers.MEGATRON, Layers.SCALING):
         traits.append(("vocab_parallel_head", True))
     shape = ModelShape(
         name=point.model or point.id,
-        model_type="llama" if gated else framework.plain_type,
+        model_type="llama" if gated else "gpt2",
         hub_id=None,
         layers=_given(point, "layers"),
         hidden=hidden,
@@ -194,7 +196,7 @@ def shape_of(point: Point, framework: Framework) -> tuple[ModelShape, tuple[str,
         position=Position.ROTARY,
         autotp=AutoTP.TRAINED,
         source=point.source_url or point.source_name,
-        traits=tuple(traits),
+        traits=tuple(sorted(traits)),
     )
     return shape, notes
 

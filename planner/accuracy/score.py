@@ -50,7 +50,7 @@ class FitFigures:
     ooms: int
     ooms_accepted: int  # ran out of memory, and the model says it fits
     ooms_borderline: int
-    untested: int  # rows with gaps that ran out of memory: only a lower bound can be tested on them
+    untested: int  # ran out of memory, with gaps: only a lower bound can be tested on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def average(errors: dict[str, list[float]]) -> Average | None:
 
 
 def fit_figures(scored: Iterable[Scored], margin: float) -> dict[str, FitFigures]:
-    """Verdicts by source. A row with gaps only has to hold its weights and states."""
+    """Verdicts by source. Of a row with gaps, or good for an order only, just weights and states have to fit."""
     by_source: dict[str, list[tuple[Scored, str]]] = {}
     for row in scored:
         if "fit" in row.point.for_scoring and row.prediction is not None and row.prediction.capacity_bytes:
@@ -154,7 +154,7 @@ def verdict(scored: Scored, margin: float) -> str:
     found = scored.prediction
     if found is None:
         return "untested"
-    if not scored.point.complete:
+    if not scored.point.firm:
         holds = found.static_bytes <= found.capacity_bytes
         return "does_not_fit" if not holds else "fits" if scored.point.outcome == "fit" else "untested"
     if found.total_bytes > found.capacity_bytes:

@@ -145,8 +145,10 @@ def torch_terms(run: Run) -> list[Term]:
     """A PyTorch optimizer over whole parameters; DDP adds nothing where buckets are views of the gradients."""
     weight, gradient, master = stored_bytes(storage_of_trained(run))
     counts = counts_of(run)
-    p, once = counts.trained, run.candidate.accumulation == 1
+    p, once, e = counts.trained, run.candidate.accumulation == 1, counts.trained_embeddings
     terms = [
+        term("states/embeddings", FROM_INIT, 8 * e, "a trained copy: 2 + 2 + 4 * V h", TORCH_SOURCE),
+        term("step/embeddings", (Moment.STEP_CAST,), 2 * e, "one more state", TORCH_SOURCE),
         term("states/weights", FROM_INIT, weight * p, "w * P", TORCH_SOURCE),
         term("states/frozen_weights", FROM_INIT, counts.frozen_bytes, "bytes of frozen weights", TORCH_SOURCE),
         term("states/master", FROM_INIT, master * p, "4 * P", TORCH_SOURCE),

@@ -49,7 +49,7 @@ class Tuning:
     sites: frozenset[str] = frozenset()
     dropout: bool = False
     embeddings: bool = False  # embedding and head are trained beside the adapters
-    norms: bool = False  # norm weights are trained beside them
+    norms: bool = False  # LitGPT's adapter v2: norms are trained, and a scale and shift of every linear output
     prefix: bool = False  # learned prefixes and no adapters inside the layers
     fp32_adapters: bool = False
     frozen_bytes: float = 2.0  # of a weight of a linear module in a layer
@@ -74,12 +74,12 @@ def tuning_of(method: str | None, layers: Layers) -> Tuning:
     quantized, trainer = bytes_per_weight < 2, layers is Layers.TRANSFORMERS
     bitsandbytes = quantized and "gptq" not in text
     default = ALL_SITES if quantized and trainer else DEFAULT_SITES.get(layers, PEFT_DEFAULT_SITES)
-    sites = ALL_SITES if second else frozenset() if prefix else _sites(text, default)
+    sites = frozenset() if prefix or second else _sites(text, default)
     return Tuning(
         full=False,
         rank=rank_of(text) or (QLORA_RANK if quantized and trainer else DEFAULT_RANK),
         sites=sites,
-        dropout=layers is Layers.LITGPT or trainer,
+        dropout=bool(sites) and (layers is Layers.LITGPT or trainer),
         embeddings="embedding" in text,
         norms=second,
         prefix=prefix,

@@ -63,7 +63,8 @@ class Framework:
     layers: Layers
     storage: Storage
     source: str
-    plain_type: str = "gpt2"  # the transformers model whose layers an ungated block is taken for
+    liger: bool = False  # its layers are patched with Liger's kernels unless told otherwise
+    keeps_output: bool = False  # its loop holds the model's output, and with it the logits, during backward
 
 
 FRAMEWORKS = (
@@ -89,9 +90,11 @@ FRAMEWORKS = (
               source="https://github.com/pytorch/torchtune: recipes load and train in `dtype: bf16`"),
     Framework(word="composer", engine=Engine.FSDP, layers=Layers.FOUNDRY, storage=Storage.AUTOCAST,
               source="https://github.com/mosaicml/llm-foundry: FSDP over fp32 parameters"),
-    Framework(word="fairscale", engine=Engine.FSDP, layers=Layers.TRANSFORMERS, storage=Storage.AUTOCAST,
-              source="https://github.com/facebookresearch/fairseq: examples/fully_sharded_data_parallel",
-              plain_type="opt"),  # OPT was trained with fairseq's decoder
+    Framework(word="automodel", engine=Engine.FSDP, layers=Layers.TRANSFORMERS, storage=Storage.AUTOCAST,
+              source="https://github.com/NVIDIA-NeMo/Automodel: Liger kernels by default, the output kept in backward",
+              liger=True, keeps_output=True),
+    Framework(word="fairscale", engine=Engine.FSDP, layers=Layers.MEGATRON, storage=Storage.AUTOCAST,
+              source="https://github.com/facebookresearch/fairseq: examples/fully_sharded_data_parallel"),
     Framework(word="colossalai", engine=Engine.FSDP, layers=Layers.TRANSFORMERS, storage=Storage.MIXED,
               source="https://github.com/hpcaitech/ColossalAI: Gemini"),
     Framework(word="fsdp", engine=Engine.FSDP, layers=Layers.TRANSFORMERS, storage=Storage.AUTOCAST,

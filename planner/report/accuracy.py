@@ -1,6 +1,7 @@
 """Scores as text tables and as JSON.
 
-In: scored points. Out: lines, or a document. Every figure stands beside the number of sources and rows behind it.
+In: scored points. Out: lines, or a document. Every figure stands beside the number of sources and rows behind it. Rows
+with gaps, which include those of quality C, are never mixed with the others.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ GROUPS = (("torch counters", TENSOR_COUNTERS), ("reserved and nvidia-smi", CARD_
 def memory_text(scored: Sequence[Scored]) -> list[str]:
     """Errors by counter and source, and their means over sources."""
     rows = []
+    firm = [row for row in scored if row.point.firm]
     for counter in COUNTERS:
-        for source, errors in sorted(memory_errors(scored, (counter,)).items()):
+        for source, errors in sorted(memory_errors(firm, (counter,)).items()):
             figures = error_figures(errors)
             rows.append((counter, source, str(figures.rows), percent(figures.median), percent(figures.ninth_decile),
                          signed(figures.bias)))  # fmt: skip
     if not rows:
-        return ["no row with a measured peak"]
+        return ["no row with a measured peak and without gaps"]
     lines = ["Memory: |predicted / measured - 1|", ""]
     lines += table(("counter", "source", "rows", "median", "90 % within", "bias"), rows, left=frozenset({0, 1}))
     lines += ["", *table(("mean over sources", "sources", "rows", "median", "90 % within"), _averages(scored))]
@@ -53,11 +55,11 @@ def memory_text(scored: Sequence[Scored]) -> list[str]:
 
 
 def _averages(scored: Sequence[Scored]) -> list[tuple[str, ...]]:
-    complete = [row for row in scored if row.point.complete]
-    gaps = [row for row in scored if not row.point.complete]
+    firm = [row for row in scored if row.point.firm]
+    gaps = [row for row in scored if not row.point.firm]
     cells = []
     for name, counters in GROUPS:
-        for rows, suffix in ((complete, ""), (gaps, ", rows with gaps")):
+        for rows, suffix in ((firm, ""), (gaps, ", rows with gaps")):
             found = average(memory_errors(rows, counters))
             if found:
                 cells.append(_average_cells(name + suffix, found))
@@ -127,23 +129,21 @@ def _peer_rows(scored: Sequence[Scored]) -> list[tuple[str, ...]]:
 def accuracy_document(scored: Sequence[Scored], margin: float) -> dict[str, Any]:
     """Everything the tables say, and every row."""
     figures = fit_figures(scored, margin)
+    firm = [row for row in scored if row.point.firm]
+    gaps = [row for row in scored if not row.point.firm]
     return {
         "margin": margin,
         "memory": {
             counter: {
-                source: asdict(error_figures(errors)) for source, errors in memory_errors(scored, (counter,)).items()
+                source: asdict(error_figures(errors)) for source, errors in memory_errors(firm, (counter,)).items()
             }
             for counter in COUNTERS
         },
         "memory_mean_over_sources": {
-            name: asdict(found)
-            for name, counters in GROUPS
-            if (found := average(memory_errors([row for row in scored if row.point.complete], counters)))
+            name: asdict(found) for name, counters in GROUPS if (found := average(memory_errors(firm, counters)))
         },
         "memory_mean_over_sources_rows_with_gaps": {
-            name: asdict(found)
-            for name, counters in GROUPS
-            if (found := average(memory_errors([row for row in scored if not row.point.complete], counters)))
+            name: asdict(found) for name, counters in GROUPS if (found := average(memory_errors(gaps, counters)))
         },
         "fit": {source: asdict(found) for source, found in figures.items()},
         "false_fit": _optional(false_fit(figures.values())),

@@ -9,6 +9,7 @@ share besides; a key that a row leaves out is null.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -18,12 +19,41 @@ from typing import Any
 from planner.accuracy.points import KEYS
 
 Row = Mapping[str, Any]
+ALL_LINEAR = ("gemma-2b", "gemma-2-2b", "gemma-2-9b", "gemma-7b", "phi-2", "Phi-3-mini-4k-instruct", "tiny-llama")
+"""Models whose adapters sit on every linear layer in LitGPT's config_hub/finetune/<model>/{lora,qlora}.yaml."""
+RANKS = {"tiny-llama": 32, "gemma-7b": 16}
 GROUPED_BY = ("source_url", "model", "method", "gpu_class")
 
 
 def kept(row: Row) -> dict[str, Any]:
     """The keys that a prediction or a score needs, without nulls."""
-    return {key: row[key] for key in KEYS if row.get(key) not in (None, [])}
+    return {key: value for key, value in {**row, "reserved_gib": reserved_gib(row)}.items()
+            if key in KEYS and value not in (None, [])}  # fmt: skip
+
+
+def reserved_gib(row: Row) -> float | None:
+    """What the allocator held in a run whose tensors are the measured peak, where the source prints both."""
+    if row.get("counter_class") not in ("allocated", "active"):
+        return None
+    gap = re.search(r"reserved-allocated gap = ([\d.]+) GiB", row.get("notes") or "")
+    held = re.search(r"max reserved = ([\d.]+) GiB", row.get("notes") or "")
+    if gap:
+        return round(row["measured_peak_gib"] + float(gap.group(1)), 3)
+    return float(held.group(1)) if held else None
+
+
+def corrected(row: Row) -> Row:
+    """The row with what its source's own files say where the row says otherwise.
+
+    LitGPT's config hub: `lora_*: true` decides the targets, and every qlora.yaml has `quantize: bnb.nf4`.
+    """
+    if row["source_name"] != "litgpt-hub" or row["method"] == "full":
+        return row
+    everywhere = row["model"] in ALL_LINEAR
+    rank = RANKS.get(row["model"], 8) if everywhere else 32
+    quantized = " bnb.nf4" if row["method"].startswith("qlora") else ""
+    word, sites = row["method"].split()[0], "all-linear" if everywhere else "(q,v)"
+    return {**row, "method": f"{word} r{rank} {sites}{quantized}"}
 
 
 def scored(row: Row) -> bool:
@@ -46,7 +76,7 @@ def table_lines(rows: list[Row]) -> Iterator[str]:
     by_source: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if scored(row):
-            by_source.setdefault(row["source_name"], []).append(kept(row))
+            by_source.setdefault(row["source_name"], []).append(kept(corrected(row)))
     for members in by_source.values():
         source = shared(members)
         yield line({"source": source})
