@@ -36,7 +36,7 @@ def host_terms(given: Inputs) -> list[Term]:
         _term("host/process", EVERY_MOMENT, ranks * host.process_bytes(),
               "ranks * 3 GiB", "peft README and https://github.com/pytorch/pytorch/issues/113326"),
         _term("host/workers", TRAINING, ranks * host.workers_bytes(),
-              "ranks * 2 workers * 320 MiB", "measured: heap that a forked data-loader process shares at first"),
+              "ranks * (320 MiB + 2 workers * 12 MiB)", "measured: the heap that forked data-loader processes share"),
         *_load_and_init(given),
         _term("save/copy", (Moment.SAVE,), _save_bytes(given),
               "e * parameters on rank 0 at stage 3, on every rank below; at least one fp32 partition a rank",

@@ -20,7 +20,7 @@ HOST_MARGIN = 0.1
 (tests/memory/test_host.py prints them)."""
 
 PAGE_TABLE_PARTS = 64
-"""Linux keeps a 64-byte record of every page of 4,096 bytes, before anything is called free memory."""
+"""Linux keeps a 64-byte record of every 4,096-byte page: not all of an instance's nominal RAM is reported as total."""
 
 SYSTEM_BYTES = 4 * GIB
 """The operating system, its services, NCCL's shared memory: 16 to 17 GiB are in use on nodes of four ranks before
@@ -51,7 +51,8 @@ def available_bytes(request: Request, device: Device) -> int | None:
     capacity = capacity_bytes(request, device)
     if capacity is None or device is not Device.HOST:
         return capacity
-    return max(0, capacity - capacity // PAGE_TABLE_PARTS - SYSTEM_BYTES)
+    page_table = capacity // PAGE_TABLE_PARTS if request.cluster.instance else 0
+    return max(0, capacity - page_table - SYSTEM_BYTES)
 
 
 def needed_bytes(memory: MemoryEstimate, device: Device) -> int:
