@@ -83,6 +83,13 @@ class Workload:
         return self.adapter.method if self.adapter else Method.FULL
 
 
+def extra_packages(workload: Workload) -> tuple[str, ...]:
+    """What a run needs beside torch, DeepSpeed, Accelerate and Transformers."""
+    adapters = ("peft",) if workload.adapter else ()
+    small_bits = workload.method is Method.QLORA or workload.optimizer is Optimizer.ADAMW_8BIT
+    return (*adapters, "bitsandbytes") if small_bits else adapters
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """The declared search space. `micro_batch` None: from 1 to the largest that fits."""

@@ -11,9 +11,11 @@ from typing import Any
 
 from planner.catalog.versions import earlier_sentences
 from planner.errors import one_line
+from planner.explain.why import method_text
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.plan import Plan
 from planner.records.request import Launcher as LauncherName
+from planner.records.request import extra_packages
 from planner.render.deepspeed_json import NVME_PATH
 from planner.render.launchers.shell import Launcher
 from planner.units import gib_text
@@ -40,7 +42,7 @@ def readme(plan: Plan, document: Mapping[str, Any], launcher: Launcher) -> str:
     sections = [
         title,
         "Written by dsplan. `plan.json` holds the whole calculation, term by term.",
-        "## What was chosen\n\n" + chosen(plan.ranked[0].candidate, best),
+        "## What was chosen\n\n" + chosen(plan, best),
         "## Why\n\n" + bullets(best["reasons"]) if best["reasons"] else "",
         "## Start it\n\n" + start(plan, launcher),
         "## Data\n\n" + data(plan),
@@ -51,8 +53,9 @@ def readme(plan: Plan, document: Mapping[str, Any], launcher: Launcher) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def chosen(candidate: Candidate, best: Mapping[str, Any]) -> str:
+def chosen(plan: Plan, best: Mapping[str, Any]) -> str:
     """The settings and the predicted numbers as a table."""
+    candidate = plan.ranked[0].candidate
     tp, dp = candidate.degrees.tp, candidate.degrees.dp
     gpu, host, time = best["memory"]["gpu"], best["memory"]["host"], best["time"]
     group = "GPU" if tp == 1 else f"group of {tp} GPUs"
@@ -64,6 +67,7 @@ def chosen(candidate: Candidate, best: Mapping[str, Any]) -> str:
         "offload": OFFLOADS[candidate.offload],
         "batch": f"micro-batch {candidate.micro_batch} per {group} x {candidate.accumulation} accumulation x {dp} "
         f"= {candidate.global_batch} samples a step",
+        "trained": method_text(plan.request.workload),
         "precision": best["precision"],
         "GPU memory": f"{peak}, fullest in {gpu['limiting_phase']} ({best['verdict']})",
         "host memory per node": host_memory(host),
@@ -91,9 +95,9 @@ def checkpoint(best: Mapping[str, Any]) -> str:
 def start(plan: Plan, launcher: Launcher) -> str:
     """The command, once or per node, and what has to be edited before."""
     request, candidate = plan.request, plan.ranked[0].candidate
-    lines = [
-        "Needs `torch`, `deepspeed`, `accelerate` and `transformers`; `plan.json` names the releases (`versions`)."
-    ]
+    packages = ["torch", "deepspeed", "accelerate", "transformers", *extra_packages(request.workload)]
+    needed = ", ".join(f"`{package}`" for package in packages[:-1])
+    lines = [f"Needs {needed} and `{packages[-1]}`; `plan.json` names the releases (`versions`)."]
     if candidate.offload is Offload.NVME:
         lines.append(
             f"First replace `{NVME_PATH}` in `ds_config.json` by the folder where the local NVMe drive is mounted."
@@ -117,11 +121,12 @@ def start(plan: Plan, launcher: Launcher) -> str:
 def data(plan: Plan) -> str:
     """How data reaches the training script: the plan's own, or the user's."""
     if plan.request.script is None:
+        saved = " What it saves is the adapter alone." if plan.request.workload.adapter else ""
         return (
             "Without arguments `train.py` trains random weights on synthetic tokens, which shows memory and speed.\n\n"
             "```\nbash launch.sh --model /path/or/hub-id --data /path/to/text-or.jsonl\n```\n\n"
             "trains the real weights on your file: plain text, or JSONL with a `text` field. Give whole paths, for "
-            "`launch.sh` works in this folder; `python train.py --help` lists the other arguments."
+            f"`launch.sh` works in this folder; `python train.py --help` lists the other arguments.{saved}"
         )
     found = "It has to name `ds_config.json` to DeepSpeed itself, for example `TrainingArguments(deepspeed=...)`."
     if plan.request.launcher is LauncherName.ACCELERATE and plan.ranked[0].candidate.degrees.tp == 1:

@@ -13,11 +13,11 @@ from planner.records.estimate import Device, MemoryEstimate, Phase, TimeEstimate
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.plan import Evaluation, Plan, Rejection
-from planner.records.request import Request
+from planner.records.request import Request, extra_packages
 from planner.search.capacity import capacity_bytes, pinned_host_bytes
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rejection_evaluation, rules_counted
-from planner.version import TARGET_VERSIONS, VERSION
+from planner.version import EXTRA_VERSIONS, TARGET_VERSIONS, VERSION
 
 
 def document(plan: Plan) -> dict[str, Any]:
@@ -26,7 +26,11 @@ def document(plan: Plan) -> dict[str, Any]:
     shown = best_of_each_strategy(plan.ranked)[: request.top]
     return {
         "dsplan_version": VERSION,
-        "versions": {"dsplan": VERSION, **TARGET_VERSIONS},
+        "versions": {
+            "dsplan": VERSION,
+            **TARGET_VERSIONS,
+            **{name: EXTRA_VERSIONS[name] for name in extra_packages(request.workload)},
+        },
         "request": dict(request.asked),
         "model": model_document(request.model),
         "cluster": cluster_document(request.cluster),
