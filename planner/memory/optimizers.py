@@ -120,6 +120,23 @@ def whole_tensor_update_bytes(
     return precision.state_bytes * (largest + layer_largest) if optimizer is Optimizer.ADAFACTOR else 0
 
 
+def update_traffic_bytes(optimizer: Optimizer, precision: Precision) -> float:
+    """Memory traffic of the update of one element.
+
+    Formula: 3 * s for gradient and master weight + states read and written, s the bytes of a master weight: 28 for
+    AdamW, 20 for one state; 19 * s for Adafactor, whose update is a dozen kernels.
+    Source: deepspeed/ops/csrc/adam/multi_tensor_adam.cu (0.19.8); torch/optim/_adafactor.py
+    `_single_tensor_adafactor` (2.13).
+    Leaves out: Muon's orthogonalisation, which is arithmetic, and what its matrices save against Adam.
+    """
+    width = precision.state_bytes
+    if optimizer is Optimizer.ADAFACTOR:
+        return 19.0 * width
+    if optimizer is Optimizer.ADAMW_8BIT:
+        return 3.0 * width + 2 * (2 + 8 / BLOCK_ELEMENTS_8BIT)
+    return 3.0 * width + 2 * STATES_PER_ELEMENT[optimizer] * width
+
+
 def muon_workspace_bytes(rows: int, columns: int) -> int:
     """What orthogonalising one matrix makes and drops.
 

@@ -18,7 +18,7 @@ def peak_flop_per_s(gpu: Gpu, precision: Precision) -> float:
     Source: vendor data sheets, in the GPU table.
     Leaves out: TF32 for fp32 runs, which torch leaves off by default.
     """
-    if precision is Precision.BF16:
+    if precision in (Precision.BF16, Precision.PURE_BF16):
         return gpu.bf16_flop_per_s or gpu.fp32_flop_per_s
     if precision is Precision.FP16:
         return gpu.fp16_flop_per_s or gpu.fp32_flop_per_s

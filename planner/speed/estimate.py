@@ -14,7 +14,7 @@ from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
-from planner.records.request import Workload
+from planner.records.request import Optimizer, Workload
 from planner.speed.communication import hidden_s
 from planner.speed.compute import head_s, peak_flop_per_s
 from planner.speed.constants import SpeedConstants, Stack
@@ -25,6 +25,7 @@ from planner.speed.update import (
     gathered_parameters_s,
     gpu_step_s,
     host_copy_s,
+    muon_flop,
     nvme_rates_bytes_per_s,
     nvme_states_s,
     nvme_weights_s,
@@ -57,7 +58,7 @@ def time_estimate(
         _add_compute(sums, kind, seconds, job)
         _add_layer_traffic(sums, kind, seconds, job, cluster, candidate, constants)
     _add_head(sums, job, constants)
-    _add_update(sums, job, cluster, candidate, constants)
+    _add_update(sums, job, model, cluster, workload, candidate, constants)
     terms = sums.records()
     tokens_per_step = job.tokens * job.accumulation * job.dp
     relative_error, error_class = error_band(
@@ -177,7 +178,15 @@ def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
         sums.add("communication/tensor_parallel", job.accumulation * seconds)
 
 
-def _add_update(sums: TermSums, job: Setup, cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> None:
+def _add_update(
+    sums: TermSums,
+    job: Setup,
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    constants: SpeedConstants,
+) -> None:
     """What happens once per step: the traffic that overlaps nothing, the optimizer, and the copies of offload."""
     parameters = job.parameters if job.frozen is None else job.frozen.trained
     local = parameters if candidate.zero is ZeroStage.DISABLED else parameters / job.dp
@@ -186,10 +195,15 @@ def _add_update(sums: TermSums, job: Setup, cluster: Cluster, candidate: Candida
     elif candidate.zero is not ZeroStage.PARAMETERS:
         sums.add("communication/gather", job.weight_bytes * parameters * job.rate.data_s_per_byte)
     if candidate.offload is Offload.NONE:
-        sums.add("optimizer/step", gpu_step_s(local, job.hbm_bytes_per_s, constants))
+        optimizer, precision = workload.optimizer, workload.precision
+        step = gpu_step_s(local, job.hbm_bytes_per_s, constants, optimizer=optimizer, precision=precision)
+        sums.add("optimizer/step", step)
+        if optimizer is Optimizer.MUON and job.frozen is None:
+            ranks = job.tp * (1 if candidate.zero is ZeroStage.DISABLED else job.dp)
+            sums.add("optimizer/orthogonalisation", muon_flop(model) / ranks / job.gemm_flop_per_s)
         return
     on_node = local * cluster.gpus_per_node
-    step = cpu_step_s(on_node, cluster, constants)
+    step = cpu_step_s(on_node, cluster, constants, optimizer=workload.optimizer)
     copy = host_copy_s(local, job.weight_bytes, cluster.gpu.host_link_bytes_per_s)
     sums.add("optimizer/step", step)
     sums.add("offload/gradients", copy, (1 - constants.offload_gradient_exposed_share) * copy)

@@ -54,8 +54,13 @@ TERMS: dict[str, tuple[str, str]] = {
         "arXiv:1910.02054, section 7; all-reduced buckets: deepspeed/runtime/zero/stage_1_and_2.py, DeepSpeed 0.19.8",
     ),
     "optimizer/step": (
-        "GPU: 28 bytes * Ψ/n / W; CPU: parameters of the node / (0.9e9 per socket, 1.8e9 with PCIe 5)",
+        "GPU: 28 bytes * Ψ/n / W for AdamW and Muon, 20 for Lion and SGD, 16 for 8-bit AdamW, 76 for Adafactor; "
+        "CPU: parameters of the node / (0.9e9 per socket, 1.8e9 with PCIe 5)",
         "fit on vTrain; DeepSpeed issue 6834, pull request 7474, ZenFlow blog; ml-engineering, when-to-upgrade-gpus",
+    ),
+    "optimizer/orthogonalisation": (
+        "Muon: (8*n*n*m + 28*n*n*n for each matrix of n < m, 30*n*n*n for a square one) / n / (e * P)",
+        "deepspeed/runtime/zero/muon/original_muon.py, DeepSpeed 0.19.8",
     ),
     "offload/gradients": (
         "w * Ψ/n / pc, 30 % of it visible behind backward",

@@ -5,19 +5,60 @@ In: parameter counts and rates as plain numbers. Out: seconds. Symbols: `planner
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from planner.geometry.params import EXPERT_PREFIX, parameter_tensors
+from planner.memory.optimizers import muon_takes, update_traffic_bytes
 from planner.records.candidate import Offload
 from planner.records.machine import Cluster
+from planner.records.model import ModelShape, Precision
+from planner.records.request import Optimizer
 from planner.speed.constants import SpeedConstants
 
 
-def gpu_step_s(local_parameters: float, hbm_bytes_per_s: float, constants: SpeedConstants) -> float:
-    """Seconds of Adam on the GPU.
+def gpu_step_s(
+    local_parameters: float,
+    hbm_bytes_per_s: float,
+    constants: SpeedConstants,
+    *,
+    optimizer: Optimizer = Optimizer.ADAMW,
+    precision: Precision = Precision.BF16,
+) -> float:
+    """Seconds of the update on the GPU.
 
-    Formula: 28 bytes * local parameters / W.
+    Formula: 28 bytes * local parameters / W for AdamW; for others in proportion to their traffic.
     Source: DeepSpeed's FusedAdam reads gradient, master weight and both moments once; fitted on vTrain.
     Leaves out: gradient clipping and the norm before the step.
     """
-    return constants.engine.optimizer_traffic_bytes * local_parameters / hbm_bytes_per_s
+    share = update_traffic_bytes(optimizer, precision) / update_traffic_bytes(Optimizer.ADAMW, Precision.BF16)
+    return constants.engine.optimizer_traffic_bytes * share * local_parameters / hbm_bytes_per_s
+
+
+@lru_cache(maxsize=64)
+def muon_flop(model: ModelShape) -> int:
+    """Arithmetic of orthogonalising every matrix of the model once.
+
+    Formula: sum of `orthogonalisation_flop` over the matrices that Muon takes.
+    Source: deepspeed/runtime/zero/muon/original_muon.py `zeropower_via_gram_newtonschulz`, five steps (0.19.8).
+    Leaves out: adapters, whose matrices are narrow; that tensor parallelism orthogonalises shards.
+    """
+    total = 0
+    for tensor in parameter_tensors(model):
+        if muon_takes(tensor, model.model_type):
+            stacked = model.experts if tensor.name.startswith(EXPERT_PREFIX) else 1
+            total += tensor.count * stacked * orthogonalisation_flop(tensor.rows // stacked, tensor.columns)
+    return total
+
+
+def orthogonalisation_flop(rows: int, columns: int) -> int:
+    """One matrix.
+
+    Formula: 8 * n * n * m + 28 * n * n * n for n < m, 30 * n * n * n for a square one.
+    Source: as `muon_flop`.
+    Leaves out: sums and scalings.
+    """
+    narrow, wide = sorted((rows, columns))
+    return 30 * narrow**3 if narrow == wide else 8 * narrow * narrow * wide + 28 * narrow**3
 
 
 def cpu_parameters_per_s(cluster: Cluster, constants: SpeedConstants) -> float:
@@ -38,14 +79,18 @@ def cpu_parameters_per_s(cluster: Cluster, constants: SpeedConstants) -> float:
     return min(sockets * socket, cluster.cpu_cores * constants.cpu_adam_core_parameters_per_s * socket / older)
 
 
-def cpu_step_s(node_parameters: float, cluster: Cluster, constants: SpeedConstants) -> float:
-    """Seconds of Adam in host memory.
+def cpu_step_s(
+    node_parameters: float, cluster: Cluster, constants: SpeedConstants, *, optimizer: Optimizer = Optimizer.ADAMW
+) -> float:
+    """Seconds of the update in host memory.
 
-    Formula: parameters of the node / parameters per second of the node.
+    Formula: parameters of the node / parameters per second of the node; longer where the update moves more than Adam's.
     Source: see cpu_parameters_per_s.
-    Leaves out: partial offload (`ratio`), overlapped updates (ZenFlow, SuperOffload).
+    Leaves out: partial offload (`ratio`), overlapped updates (ZenFlow, SuperOffload), what lighter updates save.
     """
-    return node_parameters / cpu_parameters_per_s(cluster, constants)
+    adam = update_traffic_bytes(Optimizer.ADAMW, Precision.BF16)
+    slower = max(1.0, update_traffic_bytes(optimizer, Precision.BF16) / adam)
+    return slower * node_parameters / cpu_parameters_per_s(cluster, constants)
 
 
 def host_copy_s(local_parameters: float, value_bytes: float, host_link_bytes_per_s: float) -> float:
