@@ -10,11 +10,15 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from planner.errors import PlannerError, nearest
-from planner.geometry.adapter_modules import linear_modules
+from planner.geometry.adapter_modules import MODULES, linear_modules
 from planner.geometry.params import parameter_tensors
-from planner.records.model import Adapter, ModelShape, ParameterTensor, Split
+from planner.records.model import Adapter, Method, ModelShape, ParameterTensor, Split
 
 ALL_LINEAR = "all-linear"
+DEFAULT_RANK = 16
+"""trl's and unsloth's default; peft's own is 8."""
+DEFAULT_TARGETS = (ALL_LINEAR,)
+"""As Dettmers et al. 2023, arXiv:2305.14314, section 4: adapters on all linear layers match full training."""
 STACKED_TYPES = ("mixtral", "qwen3_moe", "olmoe")
 """Types whose MLP names peft redirects to the stacked tensors of the routed experts, where an adapter makes a whole
 copy of them in every forward: here only attention carries adapters. Source: peft 0.21,
@@ -84,6 +88,13 @@ def resolved_targets(shape: ModelShape, targets: tuple[str, ...]) -> tuple[str, 
     if targets == (ALL_LINEAR,) and shape.model_type in STACKED_TYPES:
         return tuple(dict.fromkeys(path.rsplit(".", 1)[-1] for path in adaptable_modules(shape).values()))
     return targets
+
+
+def default_adapter(shape: ModelShape, method: Method) -> Adapter | None:
+    """The adapter of a request that names none of its settings; None where the type's linear modules are not known."""
+    if shape.model_type not in MODULES:
+        return None
+    return Adapter(method=method, rank=DEFAULT_RANK, targets=resolved_targets(shape, DEFAULT_TARGETS))
 
 
 def _no_target(shape: ModelShape, target: str, paths: Mapping[str, str]) -> PlannerError:

@@ -1,8 +1,8 @@
 """When nothing fits: the smallest changes of the request that would.
 
 In: a request without a plan, speed constants. Out: `Remedy` records in the order of their price: changes of the loss
-and
-the sequence first, then wider axes, then hardware. Each one is searched again at micro-batch 1, so each really fits.
+and the sequence first, then wider axes, then adapters in place of full training, then hardware. Each one is searched
+again at micro-batch 1, so each really fits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.geometry.adapters import default_adapter
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
+from planner.records.model import Method, Precision
 from planner.records.plan import Evaluation, Remedy, Verdict
 from planner.records.request import Axes, Loss, Request
 from planner.search.evaluate import evaluate
@@ -22,7 +24,7 @@ from planner.units import GIB
 
 SHORTEST_SEQUENCE = 256
 MOST_GROWTH = 64
-MOST_REMEDIES = 4
+MOST_REMEDIES = 5
 WHOLE_AXES = Axes(
     zero=tuple(ZeroStage), tp=(1, 2, 4, 8), checkpointing=tuple(Checkpointing), offload=tuple(Offload), micro_batch=None
 )
@@ -31,9 +33,9 @@ Change = tuple[str, tuple[tuple[str, object], ...], Request]
 
 
 def find_remedies(request: Request, constants: SpeedConstants) -> tuple[Remedy, ...]:
-    """At most four changes, each the smallest of its kind that admits a plan."""
+    """At most five changes, each the smallest of its kind that admits a plan."""
     found: list[Remedy] = []
-    for kind in (_fused_loss, _free_axes, _shorter, _more_host_memory, _more_nodes):
+    for kind in (_fused_loss, _free_axes, _shorter, _lora, _qlora, _more_host_memory, _more_nodes):
         for change, fields, changed in kind(request):
             best = _best_at_smallest_batch(changed, constants)
             if best is not None:
@@ -94,6 +96,25 @@ def _shorter(request: Request) -> Iterator[Change]:
             replace(request, workload=replace(request.workload, seq_len=length)),
         )
         length //= 2
+
+
+def _lora(request: Request) -> Iterator[Change]:
+    """Train adapters instead of every parameter."""
+    if request.workload.method is Method.FULL:
+        yield from _adapters(request, Method.LORA, "train LoRA adapters only")
+
+
+def _qlora(request: Request) -> Iterator[Change]:
+    """Adapters beside weights in 4 bits."""
+    if request.workload.method is not Method.QLORA and request.workload.precision is not Precision.FP32:
+        yield from _adapters(request, Method.QLORA, "train LoRA adapters beside weights in 4 bits")
+
+
+def _adapters(request: Request, method: Method, change: str) -> Iterator[Change]:
+    work = request.workload
+    adapter = replace(work.adapter, method=method) if work.adapter else default_adapter(request.model, method)
+    if adapter is not None:
+        yield change, (("method", method.value),), replace(request, workload=replace(work, adapter=adapter))
 
 
 def _more_host_memory(request: Request) -> Iterator[Change]:

@@ -10,16 +10,19 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.geometry.adapter_modules import linear_modules
-from planner.geometry.adapters import ALL_LINEAR, STACKED_TYPES, adapter_tensors, linear_tensors, resolved_targets
+from planner.geometry.adapters import (
+    ALL_LINEAR,
+    DEFAULT_RANK,
+    DEFAULT_TARGETS,
+    STACKED_TYPES,
+    adapter_tensors,
+    linear_tensors,
+    resolved_targets,
+)
 from planner.geometry.adapters import target_tensors as check_targets
 from planner.geometry.params import parameter_count
 from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.spec.fields import choice, flag, positive
-
-DEFAULT_RANK = 16
-"""trl's and unsloth's default; peft's own is 8."""
-DEFAULT_TARGETS = (ALL_LINEAR,)
-"""As Dettmers et al. 2023, arXiv:2305.14314, section 4 (adapters on all linear layers match full training)."""
 
 
 def adapter_of(given: Mapping[str, Any], model: ModelShape, precision: Precision) -> Adapter | None:
