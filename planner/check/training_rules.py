@@ -53,6 +53,47 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix)
 
 
+def sixteen_bit_master_weights(config: Mapping[str, Any]) -> Iterator[Problem]:
+    stage, offloaded = stage_of(config), device_of(config, "offload_optimizer") != "none"
+    for name in ("bf16", "fp16"):
+        values, path = section(config, name), f"$.{name}.{name}_master_weights_and_grads"
+        master, states = values.get(f"{name}_master_weights_and_grads"), values.get("bf16_optimizer_states")
+        if states is True and master is not True and name == "bf16":
+            message = "bf16 states need bf16 master weights"
+            yield finding(
+                "DS033", "$.bf16.bf16_optimizer_states", message, fix="set `bf16_master_weights_and_grads` to true"
+            )
+        if master is not True:
+            continue
+        if stage == 0:
+            yield finding("DS033", path, "without ZeRO master weights stay fp32", fix="use stage 1 or above")
+        elif not offloaded and (name == "fp16" or states is not True):
+            fix = "set `bf16_optimizer_states` to true, or offload" if name == "bf16" else "offload the optimizer"
+            message = "with fp32 states this needs optimizer offload and DeepSpeed's CPU Adam"
+            yield finding("DS033", path, message, fix=fix, bites="engine init")
+        elif offloaded and str(section(config, "optimizer").get("type", "adam")).lower() not in ("adam", "adamw"):
+            message = "with offload only DeepSpeed's CPU Adam keeps them"
+            yield finding("DS033", path, message, fix="use AdamW", bites="engine init")
+
+
+def muon_can_run(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if str(section(config, "optimizer").get("type")).lower() != "muon":
+        return
+    if stage_of(config) == 3 and section(config, "zero_optimization").get("reduce_scatter", True) is not False:
+        message = "DeepSpeed refuses it with Muon at stage 3, and it is on by default"
+        yield finding("DS067", f"{ZERO}.reduce_scatter", message, fix="set it to false")
+    if device_of(config, "offload_optimizer") != "none":
+        message = "Muon with offload has been seen to diverge (https://github.com/deepspeedai/DeepSpeed/issues/8463)"
+        yield finding(
+            "DS067",
+            f"{ZERO}.offload_optimizer",
+            message,
+            fix="use AdamW, or no offload",
+            severity=Severity.WARNING,
+            bites="silently",
+        )
+
+
 def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
     kind, params = section(config, "optimizer").get("type"), section(config, "optimizer", "params")
     path = "$.optimizer.params"
@@ -121,6 +162,8 @@ def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Problem]], ...] = (
     optimizer_is_known,
+    sixteen_bit_master_weights,
+    muon_can_run,
     optimizer_parameters,
     scheduler_is_known,
     scheduler_can_start,

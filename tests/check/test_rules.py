@@ -19,6 +19,7 @@ GOOD: dict[str, Any] = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
 }
 ZERO = "$.zero_optimization"
+PURE_BF16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 # what is laid over GOOD (a whole section at a time), the rule, the place
 CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 1}}, "DS010", f"{ZERO}.reduce_bucket_sise"),
@@ -72,6 +73,35 @@ CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}, "DS062", "$.optimizer.params.learning_rate"),
     ({"optimizer": {"type": "OneBitAdam"}}, "DS066", "$.optimizer.type"),
     ({"optimizer": {"type": "SGD"}}, "DS066", "$.optimizer.type"),
+    ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "DS033", "$.bf16.bf16_optimizer_states"),
+    (
+        {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        "DS033",
+        "$.bf16.bf16_master_weights_and_grads",
+    ),
+    ({"bf16": PURE_BF16, "zero_optimization": {"stage": 0}}, "DS033", "$.bf16.bf16_master_weights_and_grads"),
+    (
+        {
+            "bf16": PURE_BF16,
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "optimizer": {"type": "Lion"},
+        },
+        "DS033",
+        "$.bf16.bf16_master_weights_and_grads",
+    ),
+    (
+        {"optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 3}},
+        "DS067",
+        f"{ZERO}.reduce_scatter",
+    ),
+    (
+        {
+            "optimizer": {"type": "Muon"},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        },
+        "DS067",
+        f"{ZERO}.offload_optimizer",
+    ),
     (
         {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 1}}},
         "DS063",

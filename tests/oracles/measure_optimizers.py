@@ -5,8 +5,8 @@
     python tests/oracles/measure_optimizers.py --write --missing     measures what has no values yet
 
 As `measure_engine.py`, but one launch runs all cases, each on an engine of its own; what an earlier one leaves is
-subtracted. The GPU kernels are stood in for as in `dsplan smoke` (templates/smoke_optimizers.py), and Muon
-orthogonalises in half precision, which DeepSpeed does not claim on CPUs.
+subtracted. The GPU kernels are stood in for as in `dsplan smoke` (templates/smoke_optimizers.py). Muon orthogonalises
+in fp32: half precision, which it takes on GPUs, multiplies so slowly on CPUs that a step takes minutes.
 """
 
 from __future__ import annotations
@@ -100,10 +100,12 @@ def worker(task_file: str) -> None:
 
     deepspeed.init_distributed()
     from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.zero.muon import original_muon
     from smoke_optimizers import stand_in_for_gpu_kernels
 
     stand_in_for_gpu_kernels()
     type(get_accelerator()).is_fp16_supported = lambda _: True
+    original_muon.ns_compute_dtype = lambda *_: torch.float32
     reports = {}
     for run in task["runs"]:
         gc.collect()
