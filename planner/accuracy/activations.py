@@ -17,14 +17,14 @@ from planner.accuracy.layers import (
     mlp_bytes_per_token,
     outliving_bytes_per_token,
 )
+from planner.accuracy.moments import HEAD, LAYER_BACKWARD, LAYERS_KEPT, LOSS, LOSS_BACKWARD
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers
 from planner.memory.inputs import term
 from planner.records.candidate import Checkpointing
-from planner.records.estimate import Moment, Term
+from planner.records.estimate import Term
 
 SOURCE = "the framework's own layers, traced (planner/accuracy/layers.py)"
-ALIVE = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
 CODES = {
     Layers.LITGPT: LITGPT,
     Layers.TORCHTUNE: TORCHTUNE,
@@ -52,16 +52,16 @@ def layer_terms(run: Run) -> list[Term]:
     terms = []
     if run.candidate.checkpointing is Checkpointing.FULL:
         held = run.tokens * stream * shape.layers
-        terms.append(term("activations/checkpoints", ALIVE, held, f"{shape.layers} layers x {stream}", SOURCE))
-        terms.append(term("activations/layer", ALIVE[2:], run.tokens * kept, f"1 layer x {kept}", SOURCE))
+        terms.append(term("activations/checkpoints", LAYERS_KEPT, held, f"{shape.layers} layers x {stream}", SOURCE))
+        terms.append(term("activations/layer", LAYER_BACKWARD, run.tokens * kept, f"1 layer x {kept}", SOURCE))
     else:
         held = run.tokens * kept * shape.layers
-        terms.append(term("activations/kept", ALIVE, held, f"{shape.layers} layers x {kept}", SOURCE))
+        terms.append(term("activations/kept", LAYERS_KEPT, held, f"{shape.layers} layers x {kept}", SOURCE))
     outliving = run.tokens // 2 * outliving_bytes_per_token(shape, run.tuning) * shape.layers
     formula = "the step before, taken as half as long: (6h + 2I) a layer"
-    terms.append(term("activations/step_before", ALIVE, outliving, formula, SOURCE))
-    terms.append(term("activations/final_norm", ALIVE[:2], run.tokens * 3 * stream, "6h", SOURCE))
-    terms.append(term("activations/backward_temporaries", ALIVE[2:], run.tokens * extra, str(extra), SOURCE))
+    terms.append(term("activations/step_before", LAYERS_KEPT, outliving, formula, SOURCE))
+    terms.append(term("activations/final_norm", HEAD, run.tokens * 3 * stream, "6h", SOURCE))
+    terms.append(term("activations/backward_temporaries", LAYER_BACKWARD, run.tokens * extra, str(extra), SOURCE))
     return terms
 
 
@@ -72,10 +72,10 @@ def loss_terms(run: Run) -> list[Term]:
     chunked = run.layers is Layers.TORCHTUNE and run.tuning.full and run.point.fused_ce != "none"
     head = 2 * run.shape.vocab * run.shape.hidden if chunked else 0
     return [
-        term("logits/forward", ALIVE[:1], run.tokens * forward, f"{run.tokens} tokens x {forward}", SOURCE),
-        term("logits/backward", ALIVE[1:2], run.tokens * backward, f"{run.tokens} tokens x {backward}", SOURCE),
-        term("gathered/head", ALIVE[:2], unpacked, "2 * V * h: a 4-bit head, unpacked for its product", SOURCE),
-        term("gradients/chunked_head", ALIVE[1:2], head, "2 * V * h: summed up chunk by chunk", SOURCE),
+        term("logits/forward", LOSS, run.tokens * forward, f"{run.tokens} tokens x {forward}", SOURCE),
+        term("logits/backward", LOSS_BACKWARD, run.tokens * backward, f"{run.tokens} tokens x {backward}", SOURCE),
+        term("gathered/head", HEAD, unpacked, "2 * V * h: a 4-bit head, unpacked for its product", SOURCE),
+        term("gradients/chunked_head", LOSS_BACKWARD, head, "2 * V * h: summed up chunk by chunk", SOURCE),
     ]
 
 

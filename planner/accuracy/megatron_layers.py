@@ -7,17 +7,17 @@ SwiGLU in separate operations, norms whose output is gathered and kept whole, an
 
 from __future__ import annotations
 
+from planner.accuracy.moments import HEAD, LAYER_BACKWARD, LAYERS_KEPT, LOSS, LOSS_BACKWARD
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers
 from planner.memory.inputs import term
 from planner.records.candidate import Checkpointing
-from planner.records.estimate import Moment, Term
+from planner.records.estimate import Term
 from planner.records.request import Attention, Loss
 from planner.units import ceil_div
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4"
 SCALING = "https://github.com/Aleph-Alpha/scaling: src/scaling/core/nn/{mlp,norm/rms_norm}.py"
-ALIVE = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
 
 
 def layer_kept_bytes_per_token(run: Run) -> int:
@@ -74,16 +74,16 @@ def megatron_activation_terms(run: Run) -> list[Term]:
     inner = stream + backward_bytes_per_token(run)
     terms = []
     if run.candidate.checkpointing is Checkpointing.FULL:
-        terms.append(term("activations/checkpoints", ALIVE, tokens * stream * shape.layers, "2h a layer", source))
-        terms.append(term("activations/layer", ALIVE[2:], tokens * layer, "one layer", source))
+        terms.append(term("activations/checkpoints", LAYERS_KEPT, tokens * stream * shape.layers, "2h a layer", source))
+        terms.append(term("activations/layer", LAYER_BACKWARD, tokens * layer, "one layer", source))
     else:
-        terms.append(term("activations/kept", ALIVE, tokens * layer * shape.layers, "all layers", source))
+        terms.append(term("activations/kept", LAYERS_KEPT, tokens * layer * shape.layers, "all layers", source))
     forward, backward = loss_bytes_per_token(run)
     terms += [
-        term("activations/backward_temporaries", ALIVE[2:], tokens * inner, str(inner), source),
-        term("activations/final_norm", ALIVE[:2], tokens * 2 * stream, "4h", source),
-        term("logits/forward", ALIVE[:1], tokens * forward, f"{forward} a token", source),
-        term("logits/backward", ALIVE[1:2], tokens * backward, f"{backward} a token", source),
+        term("activations/backward_temporaries", LAYER_BACKWARD, tokens * inner, str(inner), source),
+        term("activations/final_norm", HEAD, tokens * 2 * stream, "4h", source),
+        term("logits/forward", LOSS, tokens * forward, f"{forward} a token", source),
+        term("logits/backward", LOSS_BACKWARD, tokens * backward, f"{backward} a token", source),
     ]
     return terms
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.accuracy.activations import layer_terms, loss_terms
 from planner.accuracy.megatron_layers import megatron_activation_terms
+from planner.accuracy.moments import HEAD_GRADIENT, LOSS_BACKWARD
 from planner.accuracy.points import Point
 from planner.accuracy.run import Run, run_of
 from planner.accuracy.states import fsdp_terms, megatron_terms, torch_terms
@@ -18,8 +19,8 @@ from planner.accuracy.words import Engine, Layers
 from planner.errors import PlannerError
 from planner.memory.estimate import add_up, estimate_memory
 from planner.memory.inputs import TRAINING, term
-from planner.memory.overhead import allocator_slack_bytes
-from planner.records.estimate import Device, MemoryEstimate, Moment, Term
+from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes
+from planner.records.estimate import Device, MemoryEstimate, Term
 from planner.records.request import Loss
 
 STATES = {Engine.MEGATRON: megatron_terms, Engine.FSDP: fsdp_terms, Engine.TORCH: torch_terms}
@@ -31,7 +32,8 @@ class Prediction:
 
     tensor_bytes: int
     reserved_bytes: int
-    total_bytes: int
+    card_bytes: int  # the counterpart of nvidia-smi
+    total_bytes: int  # what a plan would need, with the allocator set as dsplan sets it: decides whether it fits
     lasting_bytes: int  # tensors that stay from one step to the next
     static_bytes: int  # weights and optimizer states alone
     capacity_bytes: int
@@ -73,10 +75,12 @@ def predict(run: Run) -> Prediction:
     memory = add_up(terms, run.candidate)
     tensors = memory.peak_bytes(Device.GPU)
     lasting = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.moments[-len(TRAINING) :] == TRAINING)
+    reserved = tensors + fragmented_slack_bytes(tensors, lasting)
     static = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.name.startswith("states/"))
     return Prediction(
         tensor_bytes=tensors,
-        reserved_bytes=tensors + allocator_slack_bytes(tensors, lasting),
+        reserved_bytes=reserved,
+        card_bytes=reserved + context_bytes() + communicator_bytes(run.candidate.degrees),
         lasting_bytes=lasting,
         total_bytes=memory.gpu_total_bytes,
         static_bytes=static,
@@ -91,7 +95,7 @@ def _kept_output(run: Run) -> list[Term]:
     if not run.framework.keeps_output or run.workload.loss is Loss.FUSED:
         return []
     size = 2 * run.shape.vocab * run.tokens
-    return [term("logits/output", (Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER), size, "2 * V", run.framework.source)]
+    return [term("logits/output", (*LOSS_BACKWARD, *HEAD_GRADIENT), size, "2 * V", run.framework.source)]
 
 
 def _is_activation(term: Term) -> bool:

@@ -91,7 +91,7 @@ def predicted_gib(scored: Scored) -> float | None:
         return None
     found = scored.prediction
     by_counter = {"allocated": found.tensor_bytes, "active": found.tensor_bytes, "reserved": found.reserved_bytes}
-    return by_counter.get(scored.point.counter_class or "", found.total_bytes) / GIB
+    return by_counter.get(scored.point.counter_class or "", found.card_bytes) / GIB
 
 
 def signed_error(scored: Scored) -> float | None:

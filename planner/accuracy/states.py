@@ -7,6 +7,7 @@ Symbols: P trained elements of the rank, N ranks that share, w and g bytes of a 
 from __future__ import annotations
 
 from planner.accuracy.counts import Counts, counts_of
+from planner.accuracy.moments import GRADIENTS, HEAD, HEAD_GRADIENT, LAYERS_KEPT, STEP_ONLY
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers, Storage
 from planner.memory.inputs import FORWARD_BACKWARD, FROM_INIT, REDUCTION, STEP, TRAINING, term
@@ -21,7 +22,6 @@ MEGATRON_SOURCE = "https://github.com/NVIDIA/Megatron-LM: megatron/core/optimize
 FSDP_SOURCE = "torch/distributed/fsdp/_flat_param.py and _runtime_utils.py"
 TORCH_SOURCE = "torch/optim/adamw.py, torch/amp/autocast_mode.py"
 LITGPT_LOAD = "LitGPT finetune/lora.py: the checkpoint is loaded whole on every GPU and sharded there"
-GRADIENT_MOMENTS = (Moment.BACKWARD_END, *STEP)
 
 
 def storage_of_trained(run: Run) -> Storage:
@@ -115,19 +115,19 @@ def fsdp_terms(run: Run) -> list[Term]:
         terms += [
             term("states/weights", FROM_INIT, weight * share, "w * P / N", FSDP_SOURCE),
             term("states/frozen_weights", FROM_INIT, frozen, "bytes of frozen weights / N", FSDP_SOURCE),
-            term("states/gradients", GRADIENT_MOMENTS, gradient * share, "g * P / N", FSDP_SOURCE),
+            term("states/gradients", GRADIENTS, gradient * share, "g * P / N", FSDP_SOURCE),
         ]
     if offload is Offload.NONE:
         terms += [
             term("states/master", FROM_INIT, master * share, "4 * P / N", FSDP_SOURCE),
             term("states/optimizer", TRAINING, optimizer_bytes(run, share), "two states", FSDP_SOURCE),
-            term("step/foreach", (Moment.STEP_CAST,), step_bytes(run, share), "one more state", TORCH_SOURCE),
+            term("step/foreach", STEP_ONLY, step_bytes(run, share), "one more state", TORCH_SOURCE),
         ]
-    held = FORWARD_BACKWARD if run.layers is not Layers.TORCHTUNE else FORWARD_BACKWARD[:2]
+    rewrapped = run.layers is Layers.TORCHTUNE
     terms += [
-        term("gathered/root", held, root, "2 * (embedding + head)", FSDP_SOURCE),
-        term("gathered/layers", FORWARD_BACKWARD[:3], 2 * layer, "2 layers", FSDP_SOURCE),
-        term("gathered/dequantized", FORWARD_BACKWARD[:3], counts.dequantized_bytes, "one matrix", TORCH_SOURCE),
+        term("gathered/root", HEAD if rewrapped else FORWARD_BACKWARD, root, "2 * (embedding + head)", FSDP_SOURCE),
+        term("gathered/layers", LAYERS_KEPT, 2 * layer, "2 layers", FSDP_SOURCE),
+        term("gathered/dequantized", LAYERS_KEPT, counts.dequantized_bytes, "one matrix", TORCH_SOURCE),
     ]
     if run.layers is Layers.LITGPT:
         whole = counts.frozen_bytes + 2 * counts.trained
@@ -136,7 +136,7 @@ def fsdp_terms(run: Run) -> list[Term]:
     if run.tuning.full:
         terms += [
             term("gradients/layer", REDUCTION, 2 * layer, "2 layers", FSDP_SOURCE),
-            term("gradients/root", held[2:], root, "2 * (embedding + head)", FSDP_SOURCE),
+            term("gradients/root", () if rewrapped else REDUCTION, root, "2 * (embedding + head)", FSDP_SOURCE),
         ]
     return terms
 
@@ -148,23 +148,23 @@ def torch_terms(run: Run) -> list[Term]:
     p, once, e = counts.trained, run.candidate.accumulation == 1, counts.trained_embeddings
     terms = [
         term("states/embeddings", FROM_INIT, 8 * e, "a trained copy: 2 + 2 + 4 * V h", TORCH_SOURCE),
-        term("step/embeddings", (Moment.STEP_CAST,), 2 * e, "one more state", TORCH_SOURCE),
+        term("step/embeddings", STEP_ONLY, 2 * e, "one more state", TORCH_SOURCE),
         term("states/weights", FROM_INIT, weight * p, "w * P", TORCH_SOURCE),
         term("states/frozen_weights", FROM_INIT, counts.frozen_bytes, "bytes of frozen weights", TORCH_SOURCE),
         term("states/master", FROM_INIT, master * p, "4 * P", TORCH_SOURCE),
         term("states/optimizer", TRAINING, optimizer_bytes(run, p), "two states", TORCH_SOURCE),
-        term("gathered/dequantized", FORWARD_BACKWARD[:3], counts.dequantized_bytes, "one matrix", TORCH_SOURCE),
+        term("gathered/dequantized", LAYERS_KEPT, counts.dequantized_bytes, "one matrix", TORCH_SOURCE),
     ]
     if run.in_backward:
         largest = gradient * counts.largest_trained
         terms.append(term("gradients/largest", REDUCTION, largest, "g * largest tensor", TORCH_SOURCE))
     else:
-        moments = GRADIENT_MOMENTS if once else (*FORWARD_BACKWARD, *STEP)
+        moments = GRADIENTS if once else (*FORWARD_BACKWARD, *STEP)
         terms.append(term("states/gradients", moments, gradient * p, "g * P", TORCH_SOURCE))
-        terms.append(term("step/foreach", (Moment.STEP_CAST,), step_bytes(run, p), "one more state", TORCH_SOURCE))
+        terms.append(term("step/foreach", STEP_ONLY, step_bytes(run, p), "one more state", TORCH_SOURCE))
         if once:
             head = gradient * counts.head_trained
-            terms.append(term("gradients/head", (Moment.BACKWARD_LAYER,), head, "g * V * h", TORCH_SOURCE))
+            terms.append(term("gradients/head", HEAD_GRADIENT, head, "g * V * h", TORCH_SOURCE))
     if run.storage is Storage.AUTOCAST:
         terms += _autocast_terms(run, counts)
     return terms
@@ -177,7 +177,7 @@ def _autocast_terms(run: Run, counts: Counts) -> list[Term]:
     sizes, full = counts.sizes, run.candidate.checkpointing is Checkpointing.FULL
     cast = sizes.layer + sizes.head if full else sizes.total - (0 if sizes.tied else sizes.embedding)
     stream = run.tokens * run.shape.hidden * run.shape.layers * (2 if full else 4)
-    alive = FORWARD_BACKWARD[:3]
+    alive = LAYERS_KEPT
     return [
         term("gathered/autocast", alive, 2 * cast, "2 * weights that a saved operation holds", TORCH_SOURCE),
         term("activations/fp32_stream", alive, stream, "2h a layer checkpointed, else 4h", TORCH_SOURCE),
