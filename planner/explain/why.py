@@ -13,7 +13,7 @@ from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
 from planner.records.model import Method
 from planner.records.plan import Evaluation, Plan, Rejection, Verdict
-from planner.records.request import Request, Workload
+from planner.records.request import Optimizer, Request, Workload
 from planner.search.evaluate import PHASE_WORDS
 from planner.search.rank import best_of_each_strategy
 from planner.units import gib_text
@@ -24,6 +24,14 @@ OFFLOAD_WORDS = {
     Offload.OPTIMIZER_AND_PARAMS: "optimizer states and parameters in host memory",
     Offload.NVME: "optimizer states and parameters on NVMe",
 }
+OPTIMIZER_WORDS = {
+    Optimizer.ADAMW: "",
+    Optimizer.ADAMW_8BIT: " with 8-bit AdamW",
+    Optimizer.ADAFACTOR: " with Adafactor",
+    Optimizer.LION: " with Lion",
+    Optimizer.MUON: " with Muon",
+    Optimizer.SGD: " with SGD",
+}
 STAGE_WORDS = {
     0: "no sharding",
     1: "optimizer states sharded",
@@ -33,11 +41,11 @@ STAGE_WORDS = {
 
 
 def method_text(workload: Workload) -> str:
-    """What is trained, in two or three words."""
-    adapter = workload.adapter
+    """What is trained, in a few words; the optimizer where it is not AdamW."""
+    adapter, optimizer = workload.adapter, OPTIMIZER_WORDS[workload.optimizer]
     if adapter is None:
-        return "full fine-tuning"
-    return f"{'QLoRA' if adapter.method is Method.QLORA else 'LoRA'} of rank {adapter.rank}"
+        return f"full fine-tuning{optimizer}"
+    return f"{'QLoRA' if adapter.method is Method.QLORA else 'LoRA'} of rank {adapter.rank}{optimizer}"
 
 
 def strategy_sentence(candidate: Candidate) -> str:
