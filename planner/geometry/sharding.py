@@ -6,7 +6,11 @@ that knows which stage shards which state.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
+from itertools import accumulate
 
 from planner.records.candidate import Degrees, ZeroStage
 from planner.units import ceil_div
@@ -44,3 +48,18 @@ def padded_share(numel: int, dp: int) -> int:
     Leaves out: the split into weight-decay groups, each of which is padded by itself.
     """
     return START_ALIGNMENT_ELEMENTS * ceil_div(numel, START_ALIGNMENT_ELEMENTS * dp)
+
+
+@lru_cache(maxsize=512)
+def touched_elements(tensors: Sequence[int], share: int, part: int) -> int:
+    """Elements of all tensors that lie in a partition, those that reach over its ends counted whole.
+
+    Formula: end of the last tensor in the partition - start of the first one.
+    Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`.
+    Leaves out: nothing.
+    """
+    ends = tuple(accumulate(tensors))
+    first, last = bisect_right(ends, part * share), bisect_right(ends, min((part + 1) * share, ends[-1]) - 1)
+    if first >= len(ends):
+        return 0
+    return ends[last] - (ends[first - 1] if first else 0)

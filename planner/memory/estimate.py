@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
+from planner.memory.backward import late_layers, through_backward
 from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import TRAINING, Inputs
@@ -27,26 +28,28 @@ from planner.records.request import Optimizer, Workload
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
+    strategy_terms, layers_left = _terms_of_strategy(
+        model,
+        replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
+        workload.precision,
+        workload.optimizer,
+        workload.adapter,
+        cluster.gpu.memory_bytes,
+        cluster.gpus_per_node,
+    )
+    activations = activation_terms(
+        model,
+        micro_batch=candidate.micro_batch,
+        seq_len=workload.seq_len,
+        tp=candidate.degrees.tp,
+        checkpointing=candidate.checkpointing,
+        precision=workload.precision,
+        attention=workload.attention,
+        adapter=workload.adapter,
+    )
     terms = (
-        *_terms_of_strategy(
-            model,
-            replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
-            workload.precision,
-            workload.optimizer,
-            workload.adapter,
-            cluster.gpu.memory_bytes,
-            cluster.gpus_per_node,
-        ),
-        *activation_terms(
-            model,
-            micro_batch=candidate.micro_batch,
-            seq_len=workload.seq_len,
-            tp=candidate.degrees.tp,
-            checkpointing=candidate.checkpointing,
-            precision=workload.precision,
-            attention=workload.attention,
-            adapter=workload.adapter,
-        ),
+        *strategy_terms,
+        *through_backward(activations, layers=model.layers, left=layers_left),
         *logits_terms(
             model,
             micro_batch=candidate.micro_batch,
@@ -69,8 +72,9 @@ def _terms_of_strategy(
     adapter: Adapter | None,
     capacity_bytes: int,
     ranks_per_node: int,
-) -> tuple[Term, ...]:
-    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+) -> tuple[tuple[Term, ...], int]:
+    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are, and the
+    layers that keep their activations when gradients weigh most."""
     base, quantized = rank_sizes(model, strategy.degrees.tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
@@ -87,7 +91,8 @@ def _terms_of_strategy(
         capacity_bytes=capacity_bytes,
         ranks_per_node=ranks_per_node,
     )
-    return tuple(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
+    terms = tuple(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
+    return terms, late_layers(given)
 
 
 def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:

@@ -6,6 +6,7 @@ In: `Inputs`. Out: terms. Question: what does training without ZeRO hold at whic
 from __future__ import annotations
 
 from planner.memory import buffers, optimizers, states, transients
+from planner.memory.gpu_stages_one_two import gathering_gradients
 from planner.memory.inputs import (
     FORWARD_BACKWARD,
     FROM_INIT,
@@ -28,16 +29,15 @@ def stage_zero_terms(given: Inputs) -> list[Term]:
     stage, degrees = c.zero, c.degrees
     wrapped, flat = given.precision is not Precision.FP32, given.optimizer is Optimizer.ADAMW
     source = f"deepspeed/runtime/fp16/{'fused' if flat else 'unfused'}_optimizer.py (0.19.8)"
-    until_boundary = (Moment.BACKWARD_END,) if c.accumulation == 1 else FORWARD_BACKWARD
     until_update = (Moment.STEP_CAST,) if wrapped and flat else (*STEP, Moment.STEP_UPDATE)
     terms = [
         term("states/weights", FROM_INIT, states.weight_bytes(p, stage, degrees, e), "e * P", ZERO_PAPER),
-        term("states/gradients", (*until_boundary, *until_update), states.full_gradient_bytes(p, e), "e * P",
-             ZERO_PAPER),
+        *_backward_gradients(given),
+        term("gradients/until_update", until_update, states.full_gradient_bytes(p, e), "e * P", ZERO_PAPER),
         term("buffers/reduce_copy", (Moment.BACKWARD_END,), buffers.allreduce_copy_bytes(p, e),
              "e * min(P, 5e8)", "deepspeed/runtime/engine.py MEMORY_OPT_ALLREDUCE_SIZE"),
-        term("gradients/head", (Moment.BACKWARD_LAYER,), e * given.sizes.head if c.accumulation == 1 else 0,
-             "e * V * h", "autograd order: the head's gradient comes first"),
+        term("gradients/head_made", (Moment.BACKWARD_HEAD_WEIGHT,), e * given.sizes.head, "e * V * h",
+             "autograd: the head's gradient comes first"),
         _whole_tensor_states(given, FROM_INIT_STATES if wrapped else TRAINING),
         _whole_tensor_update(given, wrapped=wrapped),
     ]  # fmt: skip
@@ -46,6 +46,14 @@ def stage_zero_terms(given: Inputs) -> list[Term]:
         terms.append(term("states/master", FROM_INIT_STATES, master, "4 * P", source))
         terms += _flat_wrapper(given, master, source) if flat else _tensor_wrapper(given, master, source)
     return terms
+
+
+def _backward_gradients(given: Inputs) -> list[Term]:
+    """Whole gradients: as backward makes them, or all the time where earlier micro-batches have made them."""
+    if given.candidate.accumulation == 1:
+        return gathering_gradients(given, ZERO_PAPER)
+    full = states.full_gradient_bytes(given.sizes.total, given.element_bytes)
+    return [term("gradients/full", FORWARD_BACKWARD, full, "e * P", ZERO_PAPER)]
 
 
 def _flat_wrapper(given: Inputs, master: int, source: str) -> list[Term]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from planner.memory import buffers, gathered, quantized, states, transients
 from planner.memory.gpu_stage_zero import stage_zero_terms
-from planner.memory.gpu_updates import stage_three_update, stages_one_two_update
+from planner.memory.gpu_stages_one_two import stages_one_two_terms
+from planner.memory.gpu_updates import stage_three_update
 from planner.memory.inputs import (
-    FORWARD_BACKWARD,
     FROM_INIT,
     FROM_INIT_STATES,
     REDUCTION,
     STAGE3,
     STAGE12,
-    STEP,
     TRAINING,
     ZERO_PAPER,
     Inputs,
@@ -36,7 +35,7 @@ def gpu_terms(given: Inputs) -> list[Term]:
         return [*_stage_three(given), *_frozen(given)]
     if stage is ZeroStage.DISABLED:
         return [*stage_zero_terms(given), *_frozen(given)]
-    return [*_stages_one_two(given), *_frozen(given)]
+    return [*stages_one_two_terms(given), *_frozen(given)]
 
 
 def _frozen(given: Inputs) -> list[Term]:
@@ -76,89 +75,6 @@ def _frozen_quantized(given: Inputs, base: QuantizedBase) -> list[Term]:
         share = states.frozen_share_bytes(packed, c.degrees.dp)
         terms.append(term("states/frozen_weights", FROM_INIT, share, f"({formula}) / N", STAGE3))
     return terms
-
-
-def _stages_one_two(given: Inputs) -> list[Term]:
-    """Flat weights on every rank; optimizer states, and at stage 2 gradients, shared out."""
-    c, sizes, e = given.candidate, given.sizes, given.element_bytes
-    p, stage, degrees, settings = sizes.total, c.zero, c.degrees, c.settings
-    offloaded = c.offload is not Offload.NONE
-    share = states.gradient_partition_bytes(p, degrees, 1)
-    slice_elements = min(sizes.largest_tensor, share)
-    weights = states.weight_bytes(p, stage, degrees, e)
-    copy = transients.flatten_copy_bytes(p, e, given.capacity_bytes)
-    kept_bucket = stage is ZeroStage.OPTIMIZER and c.accumulation > 1
-    bucket_moments = FORWARD_BACKWARD if kept_bucket else REDUCTION
-    terms = [
-        term("states/weights", FROM_INIT, weights, "e * P", ZERO_PAPER),
-        term("init/flat_copy", (Moment.INIT_WEIGHTS,), copy, "e * P; 0 where it goes through the host", STAGE12),
-        term("buffers/reduce_bucket", bucket_moments,
-             buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=settings.overlap_comm),
-             "e * reduce_bucket_size * (2 with overlap_comm)", f"{STAGE12} setup_buckets"),
-        term("buffers/reduce_copy", REDUCTION, buffers.reduce_copy_bytes(settings.reduce_bucket_elements, p, e),
-             "e * min(reduce_bucket_size, P)", f"{STAGE12} allreduce_bucket"),
-        term("gradients/oversize", REDUCTION if stage is ZeroStage.GRADIENTS else (Moment.BACKWARD_LAYER,),
-             buffers.oversize_gradient_bytes(sizes.largest_tensor, settings.reduce_bucket_elements, e),
-             "e * largest tensor, where it exceeds the bucket", f"{STAGE12} extra_large_param_to_reduce"),
-        *_full_gradients(given),
-    ]  # fmt: skip
-    if offloaded:
-        return [*terms, *_offloaded_one_two(given, slice_elements)]
-    master = states.master_bytes(p, stage, degrees, given.precision)
-    gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
-    partition = states.gradient_partition_bytes(p, degrees, gradient_bytes)
-    as_they_come = stage is ZeroStage.GRADIENTS or settings.overlap_comm
-    partition_from = REDUCTION if as_they_come else (Moment.BACKWARD_END,)
-    terms += [
-        term("states/master", FROM_INIT_STATES, master, f"{given.precision.state_bytes} * P / N",
-             f"{STAGE12} single_partition_of_fp32_groups"),
-        term("init/zero_gradient", (Moment.INIT_STATES,),
-             transients.zero_gradient_bytes(p, degrees.dp, given.precision.state_bytes),
-             f"{given.precision.state_bytes} * P / N", f"{STAGE12} initialize_optimizer_states"),
-        term("gradients/partition", (*partition_from, *STEP), partition, "e * P / N", f"{STAGE12} grads_in_partition"),
-        term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(slice_elements),
-             "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
-        *stages_one_two_update(given, share, gradient_bytes),
-    ]  # fmt: skip
-    if stage is ZeroStage.GRADIENTS and c.accumulation > 1:
-        terms.append(term("gradients/accumulated", FORWARD_BACKWARD, partition, "e * P / N",
-                          f"{STAGE12} all_grad_tensors"))  # fmt: skip
-    return terms
-
-
-def _full_gradients(given: Inputs) -> list[Term]:
-    """Stage 1 holds unreduced gradients: until the end of backward, or through the next micro-batch.
-
-    With overlap_comm each gradient moves into the bucket as it comes, so only accumulation keeps the full set;
-    gradients
-    too large for the bucket stay on the ranks that do not own them.
-    """
-    c, e = given.candidate, given.element_bytes
-    if c.zero is not ZeroStage.OPTIMIZER:
-        return []
-    if c.accumulation == 1 and c.settings.overlap_comm:
-        foreign = given.sizes.total - states.gradient_partition_bytes(given.sizes.total, c.degrees, 1)
-        kept = buffers.kept_oversize_bytes(given.sizes.tensors, c.settings.reduce_bucket_elements, foreign, e)
-        return [term("gradients/kept_oversize", (Moment.BACKWARD_END,), kept,
-                     "e * min(tensors larger than the bucket, P - P / N)", f"{STAGE12} reduce_ipg_grads")]  # fmt: skip
-    moments = FORWARD_BACKWARD if c.accumulation > 1 else (Moment.BACKWARD_END,)
-    full = states.full_gradient_bytes(given.sizes.total, e)
-    terms = [term("gradients/full", moments, full, "e * P", f"{STAGE12} reduce_gradients")]
-    if c.accumulation == 1:
-        terms.append(term("gradients/head", (Moment.BACKWARD_LAYER,), e * given.sizes.head, "e * V * h",
-                          "autograd order: the head's gradient comes first"))  # fmt: skip
-    return terms
-
-
-def _offloaded_one_two(given: Inputs, slice_elements: int) -> list[Term]:
-    """What stays on the GPU when optimizer states are in host memory."""
-    sizes, e = given.sizes, given.element_bytes
-    return [
-        term("buffers/offload_gradient", FROM_INIT_STATES, e * sizes.largest_tensor, "e * largest tensor",
-             f"{STAGE12} temp_grad_buffer_for_gpu_offload"),
-        term("gradients/offload_norm", REDUCTION, transients.norm_slice_bytes(slice_elements), "8 * largest slice",
-             f"{STAGE12} set_norm_for_param_grad_in_gpu"),
-    ]  # fmt: skip
 
 
 def _stage_three(given: Inputs) -> list[Term]:

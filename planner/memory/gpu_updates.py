@@ -21,12 +21,12 @@ def stages_one_two_update(given: Inputs, share: int, gradient_bytes: int) -> lis
     if optimizer is Optimizer.MUON:
         return _muon_one_two(given, gradient_bytes)
     width, source = precision.state_bytes, optimizers.state_source(optimizer)
+    flat = gradient_bytes > precision.bytes  # fp32 accumulation keeps one flat partition, which is updated as it is
+    cast = 0 if flat else transients.gradient_cast_bytes(share, gradient_bytes, width)
     return [
         term("states/optimizer", TRAINING, optimizers.optimizer_state_bytes(share, optimizer, precision),
              optimizers.state_formula(optimizer, precision, "P / N"), source),
-        term("step/gradient_cast", (Moment.STEP_CAST,),
-             transients.gradient_cast_bytes(share, gradient_bytes, width), _cast_formula("P / N", precision),
-             f"{STAGE12} step"),
+        term("step/gradient_cast", (Moment.STEP_CAST,), cast, _cast_formula("P / N", precision), f"{STAGE12} step"),
         term("step/gradients", (Moment.STEP_UPDATE,), width * share, f"{width} * P / N", f"{STAGE12} step"),
         term("step/update", (Moment.STEP_UPDATE,), optimizers.update_bytes(share, optimizer, precision),
              optimizers.update_formula(optimizer, precision), source),

@@ -14,12 +14,13 @@ from planner.records.estimate import Device, Moment, Term
 from planner.records.model import Precision
 from planner.records.request import Optimizer
 
-FORWARD_BACKWARD = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER, Moment.BACKWARD_END)
+FORWARD_TO_HEAD = (Moment.FORWARD_LAYER, Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_HEAD_WEIGHT)
+REDUCTION = (Moment.BACKWARD_HEAD_REDUCED, Moment.BACKWARD_LAYER, Moment.BACKWARD_LATE, Moment.BACKWARD_END)
+FORWARD_BACKWARD = (*FORWARD_TO_HEAD, *REDUCTION)
 STEP = (Moment.STEP_NORM, Moment.STEP_CAST)  # until the gradients are cast for the update
 TRAINING = (*FORWARD_BACKWARD, *STEP, Moment.STEP_UPDATE, Moment.SAVE)
 FROM_INIT_STATES = (Moment.INIT_STATES, *TRAINING)
 FROM_INIT = (Moment.INIT_WEIGHTS, *FROM_INIT_STATES)
-REDUCTION = (Moment.BACKWARD_LAYER, Moment.BACKWARD_END)
 STAGE12 = "deepspeed/runtime/zero/stage_1_and_2.py (0.19.8)"
 STAGE3 = "deepspeed/runtime/zero/stage3.py (0.19.8)"
 ZERO_PAPER = "arXiv:1910.02054"

@@ -70,6 +70,13 @@ def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss, trained_rows:
             f"{tokens} tokens x {backward}",
             STANDARD_SOURCE,
         ),
+        _term(
+            "logits/gradient",
+            (Moment.BACKWARD_HEAD_WEIGHT,),
+            tokens * width * (vocab + hidden),
+            f"{tokens} tokens x {width} x ({vocab} + {hidden})",
+            "torch 2.13 derivatives.yaml, mm: gradients of both factors",
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from planner.geometry.params import (
     rank_parameter_count,
 )
 from planner.memory.optimizers import muon_takes, muon_workspace_bytes
+from planner.memory.tensor_order import TensorOrder, tensor_order
 from planner.records.model import Adapter, ModelShape, ParameterTensor, Split
 from planner.units import ceil_div
 
@@ -38,6 +39,7 @@ class RankSizes:
     muon: int  # elements of the matrices that Muon updates
     muon_workspace_bytes: int  # of the largest of them
     factored: int  # values that Adafactor keeps where it sees rows and columns
+    order: TensorOrder  # every tensor in the order of the model
 
     def persistent(self, threshold: int) -> int:
         """Elements in tensors of at most `threshold` elements, which stage 3 keeps gathered.
@@ -67,6 +69,7 @@ def adapter_sizes(shape: ModelShape, adapter: Adapter) -> RankSizes:
         muon=total,
         muon_workspace_bytes=max(muon_workspace_bytes(t.rows, t.columns) for t in tensors),
         factored=sum(_factored(t, 1) * t.count for t in tensors),
+        order=tensor_order(tensors, shape.layers, lambda tensor: tensor.numel, tied=False),
     )
 
 
@@ -102,6 +105,7 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
         muon=sum(rank_numel(t, tp) * t.count for t in matrices),
         muon_workspace_bytes=max((muon_workspace_bytes(*_rank_shape(t, tp)) for t in matrices), default=0),
         factored=sum(_factored(t, tp) * t.count for t in tensors),
+        order=tensor_order(tensors, shape.layers, lambda tensor: rank_numel(tensor, tp), tied="head" not in by_name),
     )
 
 

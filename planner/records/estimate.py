@@ -27,21 +27,29 @@ class Moment(IntEnum):
     """Weights are being flattened or partitioned."""
     INIT_STATES = 2
     """Master weights and their transients exist."""
-    FORWARD_END = 3
+    FORWARD_LAYER = 3
+    """The last layer has run: everything that layers keep is alive, the logits are not yet."""
+    FORWARD_END = 4
     """Every kept activation and the logits are alive."""
-    BACKWARD_HEAD = 4
+    BACKWARD_HEAD = 5
     """The loss gradient passes the head: all activations, peak of the logits."""
-    BACKWARD_LAYER = 5
+    BACKWARD_HEAD_WEIGHT = 6
+    """The head's weight gradient is made beside the gradient of the logits."""
+    BACKWARD_HEAD_REDUCED = 7
+    """The head's weight gradient is reduced; no layer has been differentiated."""
+    BACKWARD_LAYER = 8
     """The last layer is recomputed and differentiated."""
-    BACKWARD_END = 6
+    BACKWARD_LATE = 9
+    """An earlier layer is: gradients pile up, and the layers before it still keep their activations."""
+    BACKWARD_END = 10
     """Activations are gone, gradients are complete."""
-    STEP_NORM = 7
+    STEP_NORM = 11
     """The gradient norm is taken, slice by slice."""
-    STEP_CAST = 8
+    STEP_CAST = 12
     """Gradients are flattened and cast to fp32 for the update."""
-    STEP_UPDATE = 9
+    STEP_UPDATE = 13
     """The optimizer updates the master weights."""
-    SAVE = 10
+    SAVE = 14
     """A checkpoint is written."""
 
     @property

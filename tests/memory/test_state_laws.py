@@ -15,6 +15,7 @@ from planner.memory.host_terms import host_terms
 from planner.memory.inputs import Inputs
 from planner.memory.optimizers import optimizer_state_bytes
 from planner.memory.sizes import RankSizes
+from planner.memory.tensor_order import TensorOrder
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import Device, Moment
 from planner.records.model import Precision
@@ -145,6 +146,7 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
         muon=0,
         muon_workspace_bytes=0,
         factored=0,
+        order=TensorOrder(before=(), layers=((elements // 1000,),) * 1000, after=()),
     )
     given = Inputs(
         candidate=candidate,

@@ -1,0 +1,69 @@
+"""Activations at every moment of backward, and how far backward has come when gradients weigh most.
+
+In: activation terms, alive at the loss, at the head or in the last layer; layers. Out: the same terms at the moments in
+between, so that they can be added to the gradients that are alive then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.memory.inputs import Inputs
+from planner.memory.reduction import oversize_elements, reduction
+from planner.memory.states import gradient_partition_bytes
+from planner.records.candidate import ZeroStage
+from planner.records.estimate import Moment, Term
+from planner.units import ceil_div
+
+BY_LAYER = ("activations/kept", "activations/checkpoints")
+
+
+def late_layers(given: Inputs) -> int:
+    """Layers that still keep their activations at `Moment.BACKWARD_LATE`.
+
+    Formula: 1 where gradients pile up to the end (stages 0 and 1). Where they are reduced as they come: at stage 1 with
+    tensors above the bucket, the layers of the first partition, whose rank then holds the most foreign gradients; else
+    the layers left when the bucket is flushed first, because the partition is allocated then.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_ipg_grads`, `copy_grads_in_partition` (0.19.8).
+    Leaves out: the lag of one bucket.
+    """
+    c, order = given.candidate, given.sizes.order
+    depth = len(order.layers)
+    if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS) or not reduces_at_once(given):
+        return min(1, depth)
+    bucket, share = c.settings.reduce_bucket_elements, gradient_partition_bytes(given.sizes.total, c.degrees, 1)
+    if c.zero is ZeroStage.OPTIMIZER and oversize_elements(order.flat, bucket):
+        return max(1, order.layers_in_first_part(share))
+    return min(depth, max(1, reduction(order, bucket, share).first_flush))
+
+
+def reduces_at_once(given: Inputs) -> bool:
+    """Whether a gradient is reduced when it comes (stage 2, or overlap_comm), not when backward is over."""
+    c = given.candidate
+    return c.zero is ZeroStage.GRADIENTS or c.settings.overlap_comm
+
+
+def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tuple[Term, ...]:
+    """The activation terms at the moments that they do not name themselves.
+
+    Formula: what all layers keep: whole until the last layer is differentiated, `left / layers` of it at BACKWARD_LATE;
+    a layer's own transients in every layer; the head's until the head is reduced.
+    Source: autograd frees what a layer saved when its backward is over.
+    Leaves out: that layers of different kinds keep different amounts.
+    """
+    spread = []
+    for term in terms:
+        moments = set(term.moments)
+        at_head, in_layer = Moment.BACKWARD_HEAD in moments, Moment.BACKWARD_LAYER in moments
+        if at_head:
+            moments |= {Moment.BACKWARD_HEAD_WEIGHT, Moment.BACKWARD_HEAD_REDUCED}
+        if at_head and in_layer:
+            moments.add(Moment.FORWARD_LAYER)
+        if in_layer and term.name not in BY_LAYER:
+            moments.add(Moment.BACKWARD_LATE)
+        if term.name in BY_LAYER:
+            size_bytes, formula = ceil_div(term.size_bytes * left, layers), f"{left} / {layers} * ({term.formula})"
+            late = (Moment.BACKWARD_LATE,)
+            spread.append(replace(term, name=f"{term.name}_left", moments=late, size_bytes=size_bytes, formula=formula))
+        spread.append(replace(term, moments=tuple(sorted(moments))))
+    return tuple(spread)

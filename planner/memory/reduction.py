@@ -1,0 +1,76 @@
+"""Gradients on their way through the reduction bucket: what is alive beside the bucket while backward goes on.
+
+In: the trained tensors of one rank in order, the bucket, the partition. Out: `Reduction`, elements by the part of the
+model that backward is in. Gradients come in the reverse of that order; one that does not fit flushes the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.memory.tensor_order import TensorOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """The most elements of gradients and copies outside the bucket, by where backward is."""
+
+    head: int  # final norm and head
+    layers: int
+    end: int  # embeddings, and what is flushed when backward is over
+    first_flush: int  # layers that still wait for their backward then; one more than there are before the first layer
+
+
+@lru_cache(maxsize=512)
+def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
+    """Walk through one backward.
+
+    Formula: at every gradient X: X + the waiting gradient where it is larger than the bucket + a flattened copy of the
+    flushed bucket where it crosses a partition (stages 1 and 2) or holds more than one tensor (stage 3, `share` None).
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`;
+    stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
+    Leaves out: the order of tensors within a layer beyond "last used, first differentiated".
+    """
+    depth = len(order.layers)
+    most, first_flush = [0] * (depth + 2), 0
+    end, waiting, tensors = sum(order.flat), 0, 0
+
+    def copy() -> int:
+        if share is None:
+            return waiting if tensors > 1 else 0
+        return waiting if waiting and (end - waiting) // share != (end - 1) // share else 0
+
+    for numel, left in _arrivals(order):
+        beside = numel + (waiting if waiting > bucket else 0)
+        if waiting and waiting + numel > bucket:
+            beside += copy()
+            end, waiting, tensors = end - waiting, 0, 0
+            first_flush = first_flush or left
+        waiting, tensors = waiting + numel, tensors + 1
+        most[left] = max(most[left], beside)
+    most[0] = max(most[0], copy() + (waiting if waiting > bucket else 0))
+    return Reduction(head=most[-1], layers=max(most[1:-1], default=0), end=most[0], first_flush=first_flush)
+
+
+def _arrivals(order: TensorOrder) -> Iterator[tuple[int, int]]:
+    """Gradients with the number of layers whose backward is not over: 0 for embeddings, one too many for the head."""
+    depth = len(order.layers)
+    for numel in reversed(order.after):
+        yield numel, depth + 1
+    for index in range(depth - 1, -1, -1):
+        for numel in reversed(order.layers[index]):
+            yield numel, index + 1
+    for numel in reversed(order.before):
+        yield numel, 0
+
+
+def oversize_elements(tensors: tuple[int, ...], bucket: int) -> int:
+    """Elements in tensors that are larger than the bucket, which never go through it.
+
+    Formula: sum of the tensors above the bucket size.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `extra_large_param_to_reduce` (0.19.8).
+    Leaves out: nothing.
+    """
+    return sum(numel for numel in tensors if numel > bucket)
