@@ -36,7 +36,7 @@ def test_bytes_of_a_packed_matrix_are_those_that_bitsandbytes_keeps(width: int) 
 
 
 def test_a_quantised_parameter_takes_half_a_byte_and_a_sixtieth() -> None:
-    """Dettmers et al. 2023, arXiv:2305.14314, section 3: double quantisation leaves 0.127 bits of scales a parameter."""
+    """Dettmers et al. 2023, arXiv:2305.14314, section 3: scales take 0.127 bits a parameter."""
     numel = 4096 * 4096
     assert scales_bytes(numel) / numel * 8 == pytest.approx(0.127, abs=0.0005)
     assert 2 * packed_elements(numel, 2) == numel // 2
