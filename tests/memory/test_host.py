@@ -178,7 +178,7 @@ def test_the_installed_torch_rounds_pinned_blocks_up_to_powers_of_two() -> None:
 
 
 def test_sub_groups_are_closed_by_the_tensor_that_reaches_the_limit() -> None:
-    # deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` by hand: 100, then 40, 30, 40, 30 of two layers, then 100
+    # deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` by hand: 100, two layers of 40 and 30, 100
     tensors = ((100, 1), (40, 2), (30, 2), (100, 1))
     assert host.sub_group_elements(tensors, 1, 1000) == (340,)
     assert host.sub_group_elements(tensors, 1, 100) == (100, 110, 130)
