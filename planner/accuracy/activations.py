@@ -17,7 +17,7 @@ from planner.accuracy.layers import (
     mlp_bytes_per_token,
     outliving_bytes_per_token,
 )
-from planner.accuracy.moments import HEAD, LAYER_BACKWARD, LAYERS_KEPT, LOSS, LOSS_BACKWARD
+from planner.accuracy.moments import ACTIVATIONS, HEAD, LAYER_BACKWARD, LOSS, LOSS_BACKWARD
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers
 from planner.memory.inputs import term
@@ -52,14 +52,14 @@ def layer_terms(run: Run) -> list[Term]:
     terms = []
     if run.candidate.checkpointing is Checkpointing.FULL:
         held = run.tokens * stream * shape.layers
-        terms.append(term("activations/checkpoints", LAYERS_KEPT, held, f"{shape.layers} layers x {stream}", SOURCE))
+        terms.append(term("activations/checkpoints", ACTIVATIONS, held, f"{shape.layers} layers x {stream}", SOURCE))
         terms.append(term("activations/layer", LAYER_BACKWARD, run.tokens * kept, f"1 layer x {kept}", SOURCE))
     else:
         held = run.tokens * kept * shape.layers
-        terms.append(term("activations/kept", LAYERS_KEPT, held, f"{shape.layers} layers x {kept}", SOURCE))
+        terms.append(term("activations/kept", ACTIVATIONS, held, f"{shape.layers} layers x {kept}", SOURCE))
     outliving = run.tokens // 2 * outliving_bytes_per_token(shape, run.tuning) * shape.layers
     formula = "the step before, taken as half as long: (6h + 2I) a layer"
-    terms.append(term("activations/step_before", LAYERS_KEPT, outliving, formula, SOURCE))
+    terms.append(term("activations/step_before", ACTIVATIONS, outliving, formula, SOURCE))
     terms.append(term("activations/final_norm", HEAD, run.tokens * 3 * stream, "6h", SOURCE))
     terms.append(term("activations/backward_temporaries", LAYER_BACKWARD, run.tokens * extra, str(extra), SOURCE))
     return terms

@@ -7,7 +7,7 @@ SwiGLU in separate operations, norms whose output is gathered and kept whole, an
 
 from __future__ import annotations
 
-from planner.accuracy.moments import HEAD, LAYER_BACKWARD, LAYERS_KEPT, LOSS, LOSS_BACKWARD
+from planner.accuracy.moments import ACTIVATIONS, HEAD, LAYER_BACKWARD, LOSS, LOSS_BACKWARD
 from planner.accuracy.run import Run
 from planner.accuracy.words import Layers
 from planner.memory.inputs import term
@@ -74,10 +74,10 @@ def megatron_activation_terms(run: Run) -> list[Term]:
     inner = stream + backward_bytes_per_token(run)
     terms = []
     if run.candidate.checkpointing is Checkpointing.FULL:
-        terms.append(term("activations/checkpoints", LAYERS_KEPT, tokens * stream * shape.layers, "2h a layer", source))
+        terms.append(term("activations/checkpoints", ACTIVATIONS, tokens * stream * shape.layers, "2h a layer", source))
         terms.append(term("activations/layer", LAYER_BACKWARD, tokens * layer, "one layer", source))
     else:
-        terms.append(term("activations/kept", LAYERS_KEPT, tokens * layer * shape.layers, "all layers", source))
+        terms.append(term("activations/kept", ACTIVATIONS, tokens * layer * shape.layers, "all layers", source))
     forward, backward = loss_bytes_per_token(run)
     terms += [
         term("activations/backward_temporaries", LAYER_BACKWARD, tokens * inner, str(inner), source),

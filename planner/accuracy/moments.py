@@ -11,6 +11,8 @@ from planner.records.estimate import Moment
 
 LAYERS_KEPT = FORWARD_BACKWARD[: FORWARD_BACKWARD.index(Moment.BACKWARD_LAYER) + 1]
 """From the last layer's forward to its backward: what every layer keeps is alive."""
+ACTIVATIONS = (Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_LAYER)
+"""The moments that activation terms name; `planner.memory.backward` adds those in between."""
 LAYER_BACKWARD = (Moment.BACKWARD_LAYER,)
 LOSS = (Moment.FORWARD_END,)
 LOSS_BACKWARD = (Moment.BACKWARD_HEAD,)

@@ -17,6 +17,7 @@ from planner.accuracy.run import Run, run_of
 from planner.accuracy.states import fsdp_terms, megatron_terms, torch_terms
 from planner.accuracy.words import Engine, Layers
 from planner.errors import PlannerError
+from planner.memory.backward import BY_LAYER, through_backward
 from planner.memory.estimate import add_up, estimate_memory
 from planner.memory.inputs import TRAINING, term
 from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes
@@ -117,11 +118,21 @@ def _with_states(terms: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
 def _with_layers(terms: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
     """The terms with the activations, and where it is the layers' own the loss, of the code that ran."""
     if run.layers in (Layers.MEGATRON, Layers.SCALING):
-        return (*(t for t in terms if not _is_activation(t) and not _is_loss(t)), *megatron_activation_terms(run))
+        own = _through_backward(megatron_activation_terms(run), terms, run)
+        return (*(t for t in terms if not _is_activation(t) and not _is_loss(t)), *own)
     known = run.tuning.full or run.workload.adapter is not None
     if run.layers is Layers.TRANSFORMERS and known and not run.fused_kernels:
         return terms
-    terms = (*(t for t in terms if not _is_activation(t)), *layer_terms(run))
+    own = _through_backward(layer_terms(run), terms, run)
+    terms = (*(t for t in terms if not _is_activation(t)), *own)
     if run.layers in (Layers.LITGPT, Layers.TORCHTUNE, Layers.FOUNDRY):
         return (*(t for t in terms if not _is_loss(t)), *loss_terms(run))
     return terms
+
+
+def _through_backward(own: list[Term], planned: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
+    """The run's activations at the moments between, with as many layers left as the plan's terms have."""
+    sizes = {term.name: term.size_bytes for term in planned}
+    layers = run.shape.layers
+    left = next((round(layers * sizes[f"{name}_left"] / sizes[name]) for name in BY_LAYER if sizes.get(name)), 1)
+    return through_backward(tuple(own), layers=layers, left=left)
