@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.memory.inputs import Inputs
+from planner.memory.inputs import LATE, Inputs
 from planner.memory.reduction import oversize_elements, reduction
 from planner.memory.states import gradient_partition_bytes
 from planner.records.candidate import ZeroStage
 from planner.records.estimate import Moment, Term
 from planner.units import ceil_div
 
+TRANSIENT = ("activations/backward_temporaries",)
 BY_LAYER = ("activations/kept", "activations/checkpoints")
 
 
@@ -23,7 +24,8 @@ def late_layers(given: Inputs) -> int:
 
     Formula: 1 where gradients pile up to the end (stages 0 and 1). Where they are reduced as they come: at stage 1 with
     tensors above the bucket, the layers of the first partition, whose rank then holds the most foreign gradients; else
-    the layers left when the bucket is flushed first, because the partition is allocated then.
+    the layers left when the bucket is flushed first, because the partition is allocated then, or when it is copied
+    first, where the partition exists since the last layer.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_ipg_grads`, `copy_grads_in_partition` (0.19.8).
     Leaves out: the lag of one bucket.
     """
@@ -32,9 +34,17 @@ def late_layers(given: Inputs) -> int:
     if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS) or not reduces_at_once(given):
         return min(1, depth)
     bucket, share = c.settings.reduce_bucket_elements, gradient_partition_bytes(given.sizes.total, c.degrees, 1)
-    if c.zero is ZeroStage.OPTIMIZER and oversize_elements(order.flat, bucket):
+    if holds_foreign(given):
         return max(1, order.layers_in_first_part(share))
-    return min(depth, max(1, reduction(order, bucket, share).first_flush))
+    walk = reduction(order, bucket, share)
+    return min(depth, max(1, walk.first_flush if walk.first_flush < depth else walk.first_copy))
+
+
+def holds_foreign(given: Inputs) -> bool:
+    """Whether ranks keep whole gradients that are not theirs: above the bucket, at stage 1 with overlap_comm."""
+    c, order = given.candidate, given.sizes.order
+    oversize = oversize_elements(order.flat, c.settings.reduce_bucket_elements)
+    return c.zero is ZeroStage.OPTIMIZER and c.settings.overlap_comm and oversize > 0
 
 
 def reduces_at_once(given: Inputs) -> bool:
@@ -47,7 +57,8 @@ def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tupl
     """The activation terms at the moments that they do not name themselves.
 
     Formula: what all layers keep: whole until the last layer is differentiated, `left / layers` of it at BACKWARD_LATE;
-    a layer's own transients in every layer; the head's until the head is reduced.
+    a layer's own recomputed tensors and transients in every layer, the transients until its gradients are reduced; the
+    head's until the head is reduced.
     Source: autograd frees what a layer saved when its backward is over.
     Leaves out: that layers of different kinds keep different amounts.
     """
@@ -61,9 +72,10 @@ def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tupl
             moments.add(Moment.FORWARD_LAYER)
         if in_layer and term.name not in BY_LAYER:
             moments.add(Moment.BACKWARD_LATE)
+        if in_layer and term.name not in TRANSIENT:
+            moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if term.name not in BY_LAYER else ())}
         if term.name in BY_LAYER:
             size_bytes, formula = ceil_div(term.size_bytes * left, layers), f"{left} / {layers} * ({term.formula})"
-            late = (Moment.BACKWARD_LATE,)
-            spread.append(replace(term, name=f"{term.name}_left", moments=late, size_bytes=size_bytes, formula=formula))
+            spread.append(replace(term, name=f"{term.name}_left", moments=LATE, size_bytes=size_bytes, formula=formula))
         spread.append(replace(term, moments=tuple(sorted(moments))))
     return tuple(spread)

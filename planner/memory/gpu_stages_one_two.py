@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from planner.geometry.sharding import touched_elements
 from planner.memory import buffers, states, transients
-from planner.memory.backward import reduces_at_once
+from planner.memory.backward import holds_foreign, late_layers, reduces_at_once
 from planner.memory.gpu_updates import stages_one_two_update
 from planner.memory.inputs import (
     FORWARD_BACKWARD,
     FORWARD_TO_HEAD,
     FROM_INIT,
     FROM_INIT_STATES,
+    LATE,
+    LAYER,
     REDUCTION,
     STAGE12,
     STEP,
@@ -26,8 +28,7 @@ from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Moment, Term
 from planner.records.model import Precision
 
-UNTIL_LAYER = (*FORWARD_TO_HEAD, Moment.BACKWARD_HEAD_REDUCED, Moment.BACKWARD_LAYER)
-LATE = (Moment.BACKWARD_LATE, Moment.BACKWARD_END)
+END = (Moment.BACKWARD_END,)
 
 
 def stages_one_two_terms(given: Inputs) -> list[Term]:
@@ -86,7 +87,7 @@ def _since_first_flush(walk: Reduction, depth: int) -> tuple[Moment, ...]:
         return REDUCTION
     if walk.first_flush == depth:
         return REDUCTION[1:]
-    return LATE if walk.first_flush else LATE[1:]
+    return (*LATE, *END) if walk.first_flush else END
 
 
 def _bucket(given: Inputs) -> list[Term]:
@@ -106,16 +107,20 @@ def _bucket(given: Inputs) -> list[Term]:
     last = e * (walk.end + (given.sizes.head if order.tied else 0))
     if kept:  # gradients of earlier micro-batches are there already, a new one is added to its own
         fresh = e * given.sizes.layer_largest_tensor
-        return [*terms, term("gradients/fresh", REDUCTION[1:3], fresh, "e * largest tensor of a layer", source)]
+        return [*terms, term("gradients/fresh", (*LAYER, *LATE), fresh, "e * largest tensor of a layer", source)]
     tied = e * given.sizes.head if order.tied else 0
+    late = e * walk.from_layer(late_layers(given))
     formula = "e * (a gradient + the one in reduction where it exceeds the bucket)"
     return [
         *terms,
         term("gradients/head_in_reduction", REDUCTION[:1], e * walk.head, formula, source),
-        term("gradients/tied_head", REDUCTION[:3], tied, "e * V * h, until the embedding's gradient is added",
+        term("gradients/tied_head", REDUCTION[:-1], tied, "e * V * h, until the embedding's gradient is added",
              "torch autograd, InputBuffer of a shared parameter"),
-        term("gradients/in_reduction", REDUCTION[1:3], e * walk.layers, formula, source),
-        term("gradients/last_in_reduction", REDUCTION[3:], last, formula, source),
+        term("gradients/first_of_layer", (LAYER[0], LATE[0]), e * order.last_matrix, "e * last matrix of a layer",
+             "autograd: last used, first differentiated"),
+        term("gradients/layer_in_reduction", LAYER[1:], e * walk.last_layer, formula, source),
+        term("gradients/late_in_reduction", LATE[1:], late, formula, source),
+        term("gradients/last_in_reduction", END, last, formula, source),
     ]  # fmt: skip
 
 
@@ -123,7 +128,7 @@ def _partition(given: Inputs, share: int) -> list[Term]:
     """The rank's own reduced gradients."""
     c, e, order = given.candidate, given.element_bytes, given.sizes.order
     bucket = c.settings.reduce_bucket_elements
-    since: tuple[Moment, ...] = LATE[1:]
+    since: tuple[Moment, ...] = END
     if reduces_at_once(given):
         since = _since_first_flush(_walk(given, share), len(order.layers))
     if c.settings.fp32_gradient_accumulation and given.precision is not Precision.FP32:
@@ -131,17 +136,17 @@ def _partition(given: Inputs, share: int) -> list[Term]:
     first, last = (touched_elements(order.flat, share, part) for part in (0, c.degrees.dp - 1))
     fullest = max(first, last, touched_elements(order.flat, share, c.degrees.dp // 2))
     formula, source = "e * tensors that lie in the rank's part", f"{STAGE12} grads_in_partition"
-    early = tuple(moment for moment in since if moment not in LATE)
+    on_first = (*LATE, *END) if holds_foreign(given) else END  # which rank decides then
+    early = tuple(moment for moment in since if moment not in on_first)
     terms = [
         term("gradients/last_partition", early, e * last, formula, source),
-        term("gradients/partition", (*(moment for moment in since if moment in LATE), *STEP), e * fullest, formula,
-             source),
-    ]  # fmt: skip
+        term("gradients/partition", (*on_first, *STEP), e * fullest, formula, source),
+    ]
     if c.accumulation > 1 and c.zero is ZeroStage.GRADIENTS:
         source = f"{STAGE12} all_grad_tensors"
         terms += [
-            term("gradients/accumulated", (*FORWARD_TO_HEAD, *LATE), e * fullest, formula, source),
-            term("gradients/last_accumulated", REDUCTION[:2], e * last, formula, source),
+            term("gradients/accumulated", (*FORWARD_TO_HEAD, *END), e * fullest, formula, source),
+            term("gradients/last_accumulated", REDUCTION[:-1], e * last, formula, source),
         ]
     if c.zero is ZeroStage.OPTIMIZER and c.accumulation == 1 and reduces_at_once(given):
         terms += _foreign(given, share, bucket)
@@ -162,8 +167,8 @@ def _foreign(given: Inputs, share: int, bucket: int) -> list[Term]:
     )
     source, formula = f"{STAGE12} reduce_ipg_grads", "e * tensors above the bucket of other ranks"
     return [
-        term("gradients/foreign", LATE[:1], e * of_first, formula, source),
-        term("gradients/foreign_last", LATE[1:], e * max(of_first, of_last), formula, source),
+        term("gradients/foreign", LATE, e * of_first, formula, source),
+        term("gradients/foreign_last", END, e * max(of_first, of_last), formula, source),
     ]
 
 
@@ -189,11 +194,11 @@ def _fp32_partition(given: Inputs, share: int, since: tuple[Moment, ...]) -> lis
         term("gradients/partition", (*alive, *STEP), states.FP32_BYTES * share, "4 * P / N", source),
         term("gradients/head_cast", REDUCTION[:1], states.FP32_BYTES * min(given.sizes.head, share),
              "4 * slice of the head", source),
-        term("gradients/cast", REDUCTION[1:3], states.FP32_BYTES * min(given.sizes.layer_largest_tensor, share),
+        term("gradients/cast", (LAYER[1], LATE[1]), states.FP32_BYTES * min(given.sizes.layer_largest_tensor, share),
              "4 * largest slice of a layer", source),
-        term("gradients/last_cast", LATE[1:], states.FP32_BYTES * min(given.sizes.embedding, share),
+        term("gradients/last_cast", END, states.FP32_BYTES * min(given.sizes.embedding, share),
              "4 * slice of the embedding", source),
-        term("gradients/own_whole", LATE[1:], e * (own - in_reduction), "e * own tensors above the bucket",
+        term("gradients/own_whole", END, e * (own - in_reduction), "e * own tensors above the bucket",
              f"{STAGE12} copy_grads_in_partition"),
     ]  # fmt: skip
 
@@ -209,7 +214,7 @@ def _gradients(given: Inputs, share: int) -> list[Term]:
     if not reduces_at_once(given):
         return [
             term("gradients/full", FORWARD_BACKWARD, full, "e * P", source),
-            term("gradients/fresh", REDUCTION[1:3], e * sizes.layer_largest_tensor, "e * largest tensor of a layer",
+            term("gradients/fresh", (*LAYER, *LATE), e * sizes.layer_largest_tensor, "e * largest tensor of a layer",
                  source),
         ]  # fmt: skip
     order, bucket = sizes.order, c.settings.reduce_bucket_elements
@@ -219,8 +224,14 @@ def _gradients(given: Inputs, share: int) -> list[Term]:
     moved = sum(foreign) - oversize_elements(foreign, bucket)
     return [
         term("gradients/full", (*FORWARD_TO_HEAD, Moment.BACKWARD_HEAD_REDUCED), full, "e * P", source),
-        term("gradients/unreduced", (Moment.BACKWARD_LAYER,), full - e * reduced, "e * (P - head)", source),
-        term("gradients/unreduced_late", LATE, full - e * moved, "e * (P - what went through the bucket)", source),
+        term("gradients/unreduced", LAYER, full - e * reduced, "e * (P - head)", source),
+        term(
+            "gradients/unreduced_late",
+            (*LATE, *END),
+            full - e * moved,
+            "e * (P - what went through the bucket)",
+            source,
+        ),
     ]
 
 
@@ -234,10 +245,10 @@ def gathering_gradients(given: Inputs, source: str) -> list[Term]:
     head, before = sum(sizes.order.after) or sizes.head, sum(sizes.order.before)
     return [
         term("gradients/head", (Moment.BACKWARD_HEAD_REDUCED,), e * head, "e * V * h", source),
-        term("gradients/head_and_layer", (Moment.BACKWARD_LAYER,), e * (head + sizes.layer), "e * (V * h + a layer)",
+        term("gradients/head_and_layer", LAYER, e * (head + sizes.layer), "e * (V * h + a layer)",
              source),
-        term("gradients/layers", (Moment.BACKWARD_LATE,), e * (sizes.total - before), "e * (P - embeddings)", source),
-        term("gradients/full", (Moment.BACKWARD_END,), e * sizes.total, "e * P", source),
+        term("gradients/layers", LATE, e * (sizes.total - before), "e * (P - embeddings)", source),
+        term("gradients/full", END, e * sizes.total, "e * P", source),
     ]  # fmt: skip
 
 
@@ -261,8 +272,8 @@ def _offload_norms(given: Inputs, share: int) -> list[Term]:
         term(f"gradients/{name}", moments, transients.norm_slice_bytes(min(numel, share)), "8 * slice", source)
         for name, moments, numel in (
             ("head_norm", REDUCTION[:1], sizes.head),
-            ("norm", REDUCTION[1:3], sizes.layer_largest_tensor),
-            ("last_norm", REDUCTION[3:], sizes.embedding or sizes.layer_largest_tensor),
+            ("norm", (LAYER[1], LATE[1]), sizes.layer_largest_tensor),
+            ("last_norm", END, sizes.embedding or sizes.layer_largest_tensor),
         )
     ]
 
@@ -283,7 +294,7 @@ def _bf16_optimizer(given: Inputs, share: int) -> list[Term]:
              "autograd: the head's gradient comes first"),
         term("states/master", FROM_INIT_STATES, master, "4 * P / N", f"{source} fp32_groups_flat_partition"),
         term("gradients/fp32", FROM_INIT_STATES, width * p, "4 * P", f"{source} fp32_groups_gradients_flat"),
-        term("buffers/reduce_copy", (Moment.BACKWARD_END,), full, "e * P: fp32 gradients cast for the all-reduce",
+        term("buffers/reduce_copy", END, full, "e * P: fp32 gradients cast for the all-reduce",
              "deepspeed/runtime/engine.py allreduce_bucket"),
         term("gradients/until_update", (*STEP, Moment.STEP_UPDATE), full, "e * P", f"{source} clear_lp_grads"),
         *(t for t in stages_one_two_update(given, share, width) if not t.name.startswith("step/grad")),

@@ -15,7 +15,9 @@ from planner.records.model import Precision
 from planner.records.request import Optimizer
 
 FORWARD_TO_HEAD = (Moment.FORWARD_LAYER, Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_HEAD_WEIGHT)
-REDUCTION = (Moment.BACKWARD_HEAD_REDUCED, Moment.BACKWARD_LAYER, Moment.BACKWARD_LATE, Moment.BACKWARD_END)
+LAYER = (Moment.BACKWARD_LAYER, Moment.BACKWARD_LAYER_REDUCED)  # the last one
+LATE = (Moment.BACKWARD_LATE, Moment.BACKWARD_LATE_REDUCED)
+REDUCTION = (Moment.BACKWARD_HEAD_REDUCED, *LAYER, *LATE, Moment.BACKWARD_END)
 FORWARD_BACKWARD = (*FORWARD_TO_HEAD, *REDUCTION)
 STEP = (Moment.STEP_NORM, Moment.STEP_CAST)  # until the gradients are cast for the update
 TRAINING = (*FORWARD_BACKWARD, *STEP, Moment.STEP_UPDATE, Moment.SAVE)

@@ -15,12 +15,34 @@ from planner.memory.tensor_order import TensorOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """The most elements of gradients and copies outside the bucket, by where backward is."""
+    """The most elements of gradients and copies outside the bucket, by where backward is.
 
-    head: int  # final norm and head
-    layers: int
-    end: int  # embeddings, and what is flushed when backward is over
-    first_flush: int  # layers that still wait for their backward then; one more than there are before the first layer
+    Layers are counted by how many still wait for their backward, the current one included; the head comes before all
+    layers, so it has one more than there are.
+    """
+
+    elements: tuple[int, ...]  # by layers left: embeddings and the last flush, layers, final norm and head
+    first_flush: int  # layers left then; 0 where the bucket is flushed only when backward is over
+    first_copy: int  # layers left at the first flush that makes a copy; 0 where none does
+
+    @property
+    def head(self) -> int:
+        """At final norm and head."""
+        return self.elements[-1]
+
+    @property
+    def last_layer(self) -> int:
+        """In the layer that is differentiated first."""
+        return self.elements[-2]
+
+    @property
+    def end(self) -> int:
+        """At the embeddings, and when the bucket is flushed in the end."""
+        return self.elements[0]
+
+    def from_layer(self, left: int) -> int:
+        """In any layer once no more than `left` wait for their backward."""
+        return max(self.elements[1 : left + 1], default=0)
 
 
 @lru_cache(maxsize=512)
@@ -33,8 +55,7 @@ def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
     stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
     Leaves out: the order of tensors within a layer beyond "last used, first differentiated".
     """
-    depth = len(order.layers)
-    most, first_flush = [0] * (depth + 2), 0
+    most, first_flush, first_copy = [0] * (len(order.layers) + 2), 0, 0
     end, waiting, tensors = sum(order.flat), 0, 0
 
     def copy() -> int:
@@ -45,13 +66,14 @@ def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
     for numel, left in _arrivals(order):
         beside = numel + (waiting if waiting > bucket else 0)
         if waiting and waiting + numel > bucket:
-            beside += copy()
+            copied = copy()
+            beside += copied
             end, waiting, tensors = end - waiting, 0, 0
-            first_flush = first_flush or left
+            first_flush, first_copy = first_flush or left, first_copy or (left if copied else 0)
         waiting, tensors = waiting + numel, tensors + 1
         most[left] = max(most[left], beside)
     most[0] = max(most[0], copy() + (waiting if waiting > bucket else 0))
-    return Reduction(head=most[-1], layers=max(most[1:-1], default=0), end=most[0], first_flush=first_flush)
+    return Reduction(elements=tuple(most), first_flush=first_flush, first_copy=first_copy)
 
 
 def _arrivals(order: TensorOrder) -> Iterator[tuple[int, int]]:

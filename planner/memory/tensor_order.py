@@ -28,6 +28,12 @@ class TensorOrder:
         """All of them."""
         return (*self.before, *(numel for layer in self.layers for numel in layer), *self.after)
 
+    @property
+    def last_matrix(self) -> int:
+        """The last matrix of the last layer, whose gradient comes first; vectors beside it do not matter."""
+        layer = self.layers[-1] if self.layers else ()
+        return next((numel for numel in reversed(layer) if 8 * numel >= max(layer)), 0)
+
     def layers_in_first_part(self, share: int) -> int:
         """Layers that lie wholly in the first `share` elements."""
         end = sum(self.before)

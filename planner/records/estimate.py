@@ -38,18 +38,22 @@ class Moment(IntEnum):
     BACKWARD_HEAD_REDUCED = 7
     """The head's weight gradient is reduced; no layer has been differentiated."""
     BACKWARD_LAYER = 8
-    """The last layer is recomputed and differentiated."""
-    BACKWARD_LATE = 9
-    """An earlier layer is: gradients pile up, and the layers before it still keep their activations."""
-    BACKWARD_END = 10
+    """The last layer is recomputed and differentiated: what its backward makes and drops is alive."""
+    BACKWARD_LAYER_REDUCED = 9
+    """The largest gradients of the last layer are reduced."""
+    BACKWARD_LATE = 10
+    """An earlier layer is differentiated: gradients pile up, and the layers before it still keep their activations."""
+    BACKWARD_LATE_REDUCED = 11
+    """The largest gradients of that layer are reduced."""
+    BACKWARD_END = 12
     """Activations are gone, gradients are complete."""
-    STEP_NORM = 11
+    STEP_NORM = 13
     """The gradient norm is taken, slice by slice."""
-    STEP_CAST = 12
+    STEP_CAST = 14
     """Gradients are flattened and cast to fp32 for the update."""
-    STEP_UPDATE = 13
+    STEP_UPDATE = 15
     """The optimizer updates the master weights."""
-    SAVE = 14
+    SAVE = 16
     """A checkpoint is written."""
 
     @property
@@ -71,7 +75,7 @@ class Device(str, Enum):
     HOST = "host"
     """Per node."""
     DISK = "disk"
-    """Per node, local NVMe."""
+    """Per node, local NVMe; checkpoint files, which count for the whole job and go where the output folder lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
