@@ -118,6 +118,7 @@ def load_train_script(phases: Phases) -> Any:
         plan, engine = read_files(folder)
         plan["model"]["config"] = TASK["config"]
         plan["request"].update(seq_len=TASK["seq_len"], attention=TASK["attention"], loss="standard")
+        plan["request"]["method"] = TASK["method"]
         return plan, engine
 
     def without_workers(*arguments: Any) -> Any:
@@ -246,6 +247,11 @@ def check_settings(engine: Any) -> None:
         check(f"{name} (the plan's, shrunken with the model)", size, found)
 
 
+def trained(engine: Any) -> dict[str, Any]:
+    """The parameters that the optimizer updates: all, or those of the adapters."""
+    return {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
 def least_shard(local: dict[str, Any], whole: dict[str, list[int]]) -> int:
     """Elements of this rank's ZeRO share without padding.
 
@@ -284,8 +290,13 @@ def check_training(watch: Watch) -> None:
     engine, steps = watch.engine, TASK["steps"]
     check("micro-steps of each optimizer step", [PLAN["accumulation"]] * steps, watch.micro_steps)
     check("optimizer steps", steps, engine.global_steps)
-    changed = sum(old != new for old, new in zip(watch.first_weights, digests(weights(engine)), strict=True))
-    check("weight tensors that training changed", "some", changed, ok=changed > 0)
+    frozen = [not p.requires_grad for p in engine.module.parameters()]
+    pairs = zip(watch.first_weights, digests(weights(engine)), strict=True)
+    changed = [old != new for old, new in pairs]
+    check("weight tensors that training changed", "some", sum(changed), ok=any(changed))
+    if any(frozen):
+        moved = sum(new and still for new, still in zip(changed, frozen, strict=True))
+        check("frozen weight tensors that training changed", 0, moved)
     check("losses that are finite", len(watch.losses), sum(map(math.isfinite, watch.losses)))
     passes = 2 if PLAN["checkpointing"] == "full" else 1
     expected = passes * len(watch.layers) * PLAN["accumulation"] * steps
@@ -297,7 +308,7 @@ def check_training(watch: Watch) -> None:
     check("different batches at a time (one per data-parallel rank)", DP, len({str(t) for t in everyone}))
     states = engine.basic_optimizer.state
     check("dtype of master weights", [str(MASTER_DTYPE)], sorted({str(key.dtype) for key in states}))
-    local = dict(engine.module.named_parameters())
+    local = trained(engine)
     least = least_shard(local, watch.whole)
     if OPTIMIZER_DEVICE == "nvme":  # master weights and two moments, fp32, of all ranks
         found = sum(file.stat().st_size for file in Path(TASK["work"]).rglob("*.swp"))
@@ -332,7 +343,7 @@ def check_checkpoint(watch: Watch) -> None:
 
 
 def check_saved_model(trainer: Any, whole: dict[str, list[int]]) -> None:
-    """The final model that train.py saves is whole, not one rank's shard."""
+    """The final model that train.py saves is whole, not one rank's shard; of adapters, nothing but they are saved."""
     folder = Path(TASK["work"]) / "model"
     trainer.save_model(str(folder))
     dist.barrier()
@@ -340,8 +351,18 @@ def check_saved_model(trainer: Any, whole: dict[str, list[int]]) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             saved |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    wrong = sorted(name for name, shape in whole.items() if saved.get(name) != shape)
+    adapters = TASK["method"] != "full"
+    wanted = adapter_shapes(trainer.model) if adapters else whole
+    wrong = sorted(name for name, shape in wanted.items() if saved.get(name) != shape)
     check("saved tensors with a missing or wrong shape", [], wrong)
+    if adapters:
+        check("saved tensors", len(wanted), len(saved))
+
+
+def adapter_shapes(model: Any) -> dict[str, list[int]]:
+    """Names, as peft saves them, and shapes of the adapters, undivided."""
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {name.replace(".default", ""): list(getattr(p, "ds_shape", p.shape)) for name, p in trained}
 
 
 def fullest(peaks: dict[str, int]) -> dict[str, int]:

@@ -76,7 +76,7 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
 
 
 def _adapter(request: Mapping[str, Any]) -> Adapter | None:
-    method = Method(request.get("method", Method.FULL.value))
-    if method is Method.FULL:
+    """The plan's adapters, beside 16-bit weights even where the plan has 4-bit ones."""
+    if Method(request.get("method", Method.FULL.value)) is Method.FULL:
         return None
-    return Adapter(method=method, rank=request["lora_rank"], targets=tuple(request["lora_targets"]))
+    return Adapter(method=Method.LORA, rank=request["lora_rank"], targets=tuple(request["lora_targets"]))

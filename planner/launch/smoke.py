@@ -51,9 +51,10 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
     """Launch the plan and judge it; raises DryRunFailed when it is not in force or its memory is not as predicted,
     after writing `smoke.json`."""
     plan_folder = read_folder(folder)
-    _need_packages()
     ranks = _ranks(plan_folder)
     small = small_plan(plan_folder.document, plan_folder.path / "ds_config.json", ranks=ranks)
+    packages = (*PACKAGES, "peft") if small.workload.adapter else PACKAGES
+    _need_packages(packages)
     say = report or (lambda _: None)
     with tempfile.TemporaryDirectory(prefix="dsplan-smoke-", ignore_cleanup_errors=True) as scratch:
         library, uncounted = _counting_library(Path(scratch))
@@ -71,7 +72,7 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
         finally:
             remove_abandoned(locks(env) - before)
         answer = _read_report(Path(task["report"]))
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {name: importlib.metadata.version(name) for name in packages}
     result = judge(
         plan_folder, small, finished, answer, steps=STEPS, timeout_s=timeout_s, uncounted=uncounted, versions=versions
     )
@@ -95,12 +96,13 @@ def _counting_library(folder: Path) -> tuple[Path | None, str | None]:
         return None, f"{error.message}; {error.hint}"
 
 
-def _need_packages() -> None:
+def _need_packages(names: tuple[str, ...]) -> None:
     """Look for the packages without importing them: they run in the children only."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
+        extras = "launch,lora" if "peft" in names else "launch"
         raise PlannerError(
-            f"a dry run needs {', '.join(f'`{name}`' for name in missing)}", hint='pip install "dsplan[launch]"'
+            f"a dry run needs {', '.join(f'`{name}`' for name in missing)}", hint=f'pip install "dsplan[{extras}]"'
         )
 
 
@@ -137,6 +139,7 @@ def _task(folder: PlanFolder, small: SmallPlan, *, scratch: Path, library: Path 
         "config": small.config,
         "attention": small.workload.attention.value,
         "optimizer": small.workload.optimizer.value,
+        "method": small.workload.method.value,
         "gradient_clipping": folder.engine.get("gradient_clipping"),
         "zero_sizes": zero_sizes(small.candidate.settings, small.candidate.zero),
     }
