@@ -5,6 +5,9 @@ In: request, evaluation. Out: sentences.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from planner.memory.estimate import estimate_memory
 from planner.records.candidate import Offload
 from planner.records.estimate import Device
 from planner.records.plan import Evaluation, Verdict
@@ -40,7 +43,7 @@ def host_sentences(request: Request, evaluation: Evaluation) -> tuple[str, ...]:
             f"host RAM: {need} of the {gib_text(available, digits=0)} per node that the system leaves, {fullest}; "
             f"stated error {HOST_MARGIN:.0%}"
         )
-    return (sentence, *_locked(evaluation))
+    return (sentence, *_locked(request, evaluation))
 
 
 def _safe_text(request: Request, evaluation: Evaluation) -> str:
@@ -51,15 +54,21 @@ def _safe_text(request: Request, evaluation: Evaluation) -> str:
     return f"{rule} = {gib_text(safe, digits=0)}"
 
 
-def _locked(evaluation: Evaluation) -> tuple[str, ...]:
-    """Memory that cannot be swapped out, and what may forbid it."""
-    pinned = pinned_host_bytes(evaluation.memory)
+def _locked(request: Request, evaluation: Evaluation) -> tuple[str, ...]:
+    """Memory that cannot be swapped out, what may forbid it, and what it costs."""
+    pinned, candidate = pinned_host_bytes(evaluation.memory), evaluation.candidate
     if not pinned:
         return ()
-    return (
+    sentence = (
         f"{gib_text(pinned, digits=0)} of it per node are page-locked: check `ulimit -l` (unlimited), a container's "
-        f"memory limit and /dev/shm; `pin_memory: false` is the slower way out",
+        "memory limit and /dev/shm"
     )
+    if candidate.settings.pin_memory:
+        pageable = replace(candidate, settings=replace(candidate.settings, pin_memory=False))
+        without = estimate_memory(request.model, request.cluster, request.workload, pageable)
+        need = gib_text(without.peak_bytes(Device.HOST), digits=0)
+        sentence += f"; `pin_memory: false`, which is slower, needs {need}"
+    return (sentence,)
 
 
 def borderline_sentence(request: Request, evaluation: Evaluation) -> str:

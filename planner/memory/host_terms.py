@@ -211,7 +211,8 @@ def _offloaded_stage_three(given: Inputs) -> list[Term]:
 def _offloaded_weights(given: Inputs) -> list[Term]:
     """Parameter shards in host memory: pinned one by one by zero.Init, then moved into one flat buffer.
 
-    torch keeps the blocks that the move frees, and nothing later fits into them.
+    torch keeps the blocks that the move frees, and nothing later fits into them. Left out: DeepSpeed 0.19.8 locks the
+    flat buffer even with `pin_memory: false` (stage3.py `_create_param_groups_fp16_flat_cpu_memory`).
     """
     c, e, share = given.candidate, given.element_bytes, _share(given)
     pin, dp = c.settings.pin_memory, c.degrees.dp
