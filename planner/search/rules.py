@@ -63,6 +63,17 @@ def tp_supported(request: Request, candidate: Candidate) -> Breach | None:
     return Breach(rule="tp-architecture", detail=detail, needed=candidate.degrees.tp, available=1)
 
 
+def tp_trains_adapters(request: Request, candidate: Candidate) -> Breach | None:
+    """AutoTP takes peft's module for the linear layer inside it and puts its own in its place, without the adapter.
+
+    Source: deepspeed/module_inject/auto_tp.py `_replace_module` (0.19.8): any child with a matrix called `weight`.
+    """
+    if candidate.degrees.tp == 1 or request.workload.adapter is None:
+        return None
+    detail = "DeepSpeed's AutoTP replaces the modules that carry adapters, and with them the adapters"
+    return Breach(rule="tp-adapters", detail=detail, needed=1, available=candidate.degrees.tp)
+
+
 def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
     """Optimizer offload exists from stage 1, parameter and NVMe offload at stage 3."""
     needed = {
@@ -143,6 +154,7 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_within_node,
     tp_divides_heads,
     tp_supported,
+    tp_trains_adapters,
     offload_needs_zero,
     pure_bf16_needs_zero,
     optimizer_can_be_offloaded,
