@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,44 @@ def test_the_step_of_a_model_with_adapters_is_within_two_percent_of_the_trace(na
             assert value[quantity] == pytest.approx(row[quantity], rel=TOLERANCE.get(name, 0.02)), (quantity, row)
             compared += 1
     assert compared == 3 * 16
+
+
+@pytest.mark.transformers
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3_moe"])
+def test_stored_traces_are_what_the_tool_traces(name: str) -> None:
+    for package in ("torch", "transformers", "peft"):
+        pytest.importorskip(package)
+    spec = importlib.util.spec_from_file_location("trace_adapters", TESTS / "oracles" / "trace_adapters.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    case = CASES[name]
+    assert tool.full.CASES[name] == {**case["config"], **dict.fromkeys(case["nulls"])}
+    rows = [dict(zip(GOLDEN["columns"], values, strict=True)) for values in case["traces"]]
+    chosen = [row for row in rows if row["micro_batch"] == 1 and row["seq_len"] == 1024]
+    assert len(chosen) == 4
+    for row in chosen:
+        settings = {key: row[key] for key in GOLDEN["columns"][:6]}
+        traced = tool.trace(tool.full.CASES[name], **settings)
+        assert traced == {key: row[key] for key in tool.full.QUANTITIES}
+
+
+def test_more_targets_keep_more_and_a_frozen_model_keeps_less_than_a_trained_one() -> None:
+    shape = shape_of(CASES["llama"], 4)
+    settings: dict[str, Any] = {
+        "micro_batch": 1, "seq_len": 1024, "tp": 1, "checkpointing": Checkpointing.NONE,
+        "precision": Precision.BF16, "attention": Attention.SDPA,
+    }  # fmt: skip
+
+    def kept(adapter: Adapter | None) -> int:
+        terms = activation_terms(shape, adapter=adapter, **settings)
+        return sum(term.size_bytes for term in terms if term.name == "activations/kept")
+
+    few, all_linear = kept(adapter_of(["q_proj", "v_proj"])), kept(adapter_of("all-linear"))
+    assert few < all_linear < kept(None)
+    inputs = 1024 * 2 * (256 + 704)  # of the MLP's matrices; attention's are kept for q, or by its kernel
+    narrow = 1024 * 2 * 8 * 5  # what five more adapters keep between their matrices
+    assert all_linear - few == 4 * (inputs + narrow)
