@@ -85,6 +85,17 @@ def _save_bytes(given: Inputs) -> int:
     return max(collected * (1 if sharded else ranks), ranks * written)
 
 
+def _saved_state_bytes(given: Inputs) -> int:
+    """Optimizer states of all data-parallel ranks together."""
+    sizes, optimizer, precision = given.sizes, given.optimizer, given.precision
+    if given.candidate.zero is ZeroStage.DISABLED:
+        return optimizers.whole_tensor_state_bytes(sizes.tensors, sizes.factored, sizes.muon, optimizer, precision)
+    if optimizer is Optimizer.MUON:
+        rest = sizes.total - sizes.muon
+        return optimizers.muon_state_bytes(sizes.muon, rest, precision, momentum_bytes=given.element_bytes)
+    return optimizers.optimizer_state_bytes(sizes.total, optimizer, precision)
+
+
 def checkpoint_term(given: Inputs) -> Term:
     """One whole checkpoint of the job, all ranks together, wherever the output folder lies."""
     c, e = given.candidate, given.element_bytes
@@ -92,7 +103,7 @@ def checkpoint_term(given: Inputs) -> Term:
     engine_bytes = given.precision.state_bytes * trained
     if given.precision is Precision.FP32 and c.zero is ZeroStage.DISABLED:
         engine_bytes = 0
-    engine_bytes += optimizers.optimizer_state_bytes(trained, given.optimizer, given.precision)
+    engine_bytes += c.degrees.tp * _saved_state_bytes(given)
     engine_weights = 0 if c.zero is ZeroStage.PARAMETERS else e * trained
     consolidated = e * (given.sizes.total if given.frozen_weight_bytes else given.model_elements)
     return Term(
