@@ -6,6 +6,8 @@ tensor parallelism divides them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.accuracy.layers import (
     KERNELS,
     LITGPT,
@@ -33,9 +35,10 @@ CODES = {
 }
 
 
-def code_of(run: Run) -> LayerCode:
-    """The code that ran: a compiled or Liger-patched layer is made of fused kernels."""
-    return KERNELS if run.fused_kernels else CODES[run.layers]
+def code_of(layers: Layers, *, fused_kernels: bool) -> LayerCode:
+    """The code that ran: fused kernels replace norms and activations, not how key and value are laid out."""
+    own = CODES[layers]
+    return replace(KERNELS, expands=own.expands) if fused_kernels else own
 
 
 def layer_terms(run: Run) -> list[Term]:
@@ -43,7 +46,7 @@ def layer_terms(run: Run) -> list[Term]:
 
     A tiled MLP (DeepSpeed's `TiledMLP`, arXiv:2506.13996) holds one tile of the sequence at a time, next to nothing.
     """
-    shape, code = run.shape, code_of(run)
+    shape, code = run.shape, code_of(run.layers, fused_kernels=run.fused_kernels)
     kept = layer_kept_bytes_per_token(shape, code, run.tuning, run.workload.attention, run.workload.seq_len)
     if run.tiled_mlp:
         kept -= mlp_bytes_per_token(shape, code, run.tuning)

@@ -18,6 +18,8 @@ from itertools import combinations
 from planner.accuracy.run import run_of
 from planner.accuracy.score import Scored, false_fit, fit_figures
 from planner.accuracy.words import Engine
+from planner.memory import overhead as constants
+from planner.spec.request import DEFAULT_MARGIN
 from planner.units import GIB, MIB
 
 SHORT_TOKENS = 1024
@@ -36,6 +38,7 @@ class Derived:
 
     name: str
     value: float
+    in_use: float
     unit: str
     rows: int
     sources: int
@@ -47,10 +50,10 @@ def derive(scored: Sequence[Scored]) -> tuple[Derived, ...]:
     share, constant, rows, sources = fragmentation(scored)
     both = "reserved over allocated against dynamic bytes, where a source prints both: Theil-Sen"
     return (
-        Derived(name="FRAGMENTED_PER_MILLE", value=1000 * share, unit="per mille", rows=rows, sources=sources,
-                rule=f"{both} slope"),
-        Derived(name="FRAGMENTED_BYTES", value=constant / MIB, unit="MiB", rows=rows, sources=sources,
-                rule=f"{both} intercept"),
+        Derived(name="FRAGMENTED_PER_MILLE", value=1000 * share, in_use=constants.FRAGMENTED_PER_MILLE,
+                unit="per mille", rows=rows, sources=sources, rule=f"{both} slope"),
+        Derived(name="FRAGMENTED_BYTES", value=constant / MIB, in_use=constants.FRAGMENTED_BYTES / MIB, unit="MiB",
+                rows=rows, sources=sources, rule=f"{both} intercept"),
         _packed(scored),
         _context(scored, share, constant),
         _margin(scored),
@@ -92,6 +95,7 @@ def _packed(scored: Sequence[Scored]) -> Derived:
     return Derived(
         name="SLACK_PER_MILLE",
         value=1000 * _median_of_medians(shares),
+        in_use=constants.SLACK_PER_MILLE,
         unit="per mille",
         rows=sum(len(found) for found in shares.values()),
         sources=len(shares),
@@ -115,6 +119,7 @@ def _context(scored: Sequence[Scored], share: float, constant: float) -> Derived
     return Derived(
         name="CONTEXT_BYTES",
         value=_median_of_medians(rests) / MIB,
+        in_use=constants.CONTEXT_BYTES / MIB,
         unit="MiB",
         rows=sum(len(found) for found in rests.values()),
         sources=len(rests),
@@ -135,6 +140,7 @@ def _margin(scored: Sequence[Scored]) -> Derived:
     return Derived(
         name="DEFAULT_MARGIN",
         value=chosen,
+        in_use=DEFAULT_MARGIN,
         unit="share",
         rows=found.rows if found else 0,
         sources=found.sources if found else 0,

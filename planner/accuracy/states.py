@@ -21,6 +21,7 @@ from planner.units import ceil_div
 MEGATRON_SOURCE = "https://github.com/NVIDIA/Megatron-LM: megatron/core/optimizer/distrib_optimizer.py"
 FSDP_SOURCE = "torch/distributed/fsdp/_flat_param.py and _runtime_utils.py"
 TORCH_SOURCE = "torch/optim/adamw.py, torch/amp/autocast_mode.py"
+DDP_SOURCE = "torch/nn/parallel/distributed.py: gradient_as_bucket_view is off by default"
 LITGPT_LOAD = "LitGPT finetune/lora.py: the checkpoint is loaded whole on every GPU and sharded there"
 
 
@@ -142,11 +143,12 @@ def fsdp_terms(run: Run) -> list[Term]:
 
 
 def torch_terms(run: Run) -> list[Term]:
-    """A PyTorch optimizer over whole parameters; DDP adds nothing where buckets are views of the gradients."""
+    """A PyTorch optimizer over whole parameters, with DDP's buckets beside the gradients on several GPUs."""
     weight, gradient, master = stored_bytes(storage_of_trained(run))
     counts = counts_of(run)
     p, once, e = counts.trained, run.candidate.accumulation == 1, counts.trained_embeddings
     terms = [
+        term("buffers/ddp", FROM_INIT, gradient * p if run.candidate.degrees.dp > 1 else 0, "g * P", DDP_SOURCE),
         term("states/embeddings", FROM_INIT, 8 * e, "a trained copy: 2 + 2 + 4 * V h", TORCH_SOURCE),
         term("step/embeddings", STEP_ONLY, 2 * e, "one more state", TORCH_SOURCE),
         term("states/weights", FROM_INIT, weight * p, "w * P", TORCH_SOURCE),

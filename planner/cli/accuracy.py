@@ -40,7 +40,7 @@ def accuracy_command(
     from planner.accuracy.points import packaged_points, read_points
     from planner.accuracy.score import score_all
     from planner.cli.show_answer import print_json
-    from planner.report.accuracy import accuracy_document, fit_text, memory_text, peers_text
+    from planner.report.accuracy import accuracy_document, fit_text, memory_text, overhead_text, peers_text
     from planner.spec.request import DEFAULT_MARGIN
 
     found = read_points(Path(points)) if points is not None else packaged_points()
@@ -63,5 +63,7 @@ def accuracy_command(
         parts.append(fit_text(scored, DEFAULT_MARGIN))
     if peers or every:
         parts.append(peers_text(scored))
+    if overhead:
+        parts.append(overhead_text(scored))
     typer.echo("\n\n".join("\n".join(part) for part in parts))
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from planner.accuracy.overhead import derive
 from planner.accuracy.peers import PEERS, compared, peer_bytes
 from planner.accuracy.run import run_of
 from planner.accuracy.score import (
@@ -31,7 +32,7 @@ from planner.accuracy.score import (
     signed_error,
     verdict,
 )
-from planner.report.table import table
+from planner.report.table import table, wrapped
 from planner.units import GIB
 
 GROUPS = (("torch counters", TENSOR_COUNTERS), ("reserved and nvidia-smi", CARD_COUNTERS))
@@ -126,6 +127,17 @@ def _peer_rows(scored: Sequence[Scored]) -> list[tuple[str, ...]]:
     return cells
 
 
+def overhead_text(scored: Sequence[Scored]) -> list[str]:
+    """The constants derived from the points beside those in use, and the rule behind each."""
+    lines = ["Overhead beyond tensors, and the default margin, read off the points", ""]
+    found = derive(scored)
+    rows = [(d.name, f"{d.value:.4g}", f"{d.in_use:g}", d.unit, str(d.sources), str(d.rows)) for d in found]
+    lines += table(("constant", "derived", "in use", "unit", "sources", "rows"), rows)
+    for d in found:
+        lines += ["", *wrapped(f"{d.name}: {d.rule}", first="")]
+    return lines
+
+
 def accuracy_document(scored: Sequence[Scored], margin: float) -> dict[str, Any]:
     """Everything the tables say, and every row."""
     figures = fit_figures(scored, margin)
@@ -148,6 +160,7 @@ def accuracy_document(scored: Sequence[Scored], margin: float) -> dict[str, Any]
         "fit": {source: asdict(found) for source, found in figures.items()},
         "false_fit": _optional(false_fit(figures.values())),
         "false_oom": _optional(false_oom(figures.values())),
+        "overhead": [asdict(found) for found in derive(scored)],
         "rows": [_row(row, margin) for row in scored],
     }
 
