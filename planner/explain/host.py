@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.memory.estimate import estimate_memory
+from planner.memory.estimate import host_peak_bytes
 from planner.records.candidate import Offload
 from planner.records.estimate import Device
 from planner.records.plan import Evaluation, Verdict
@@ -65,9 +65,8 @@ def _locked(request: Request, evaluation: Evaluation) -> tuple[str, ...]:
     )
     if candidate.settings.pin_memory:
         pageable = replace(candidate, settings=replace(candidate.settings, pin_memory=False))
-        without = estimate_memory(request.model, request.cluster, request.workload, pageable)
-        need = gib_text(without.peak_bytes(Device.HOST), digits=0)
-        sentence += f"; `pin_memory: false`, which is slower, needs {need}"
+        need = host_peak_bytes(request.model, request.cluster, request.workload, pageable)
+        sentence += f"; `pin_memory: false`, which is slower, needs {gib_text(need, digits=0)}"
     return (sentence,)
 
 

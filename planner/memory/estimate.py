@@ -28,15 +28,7 @@ from planner.records.request import Optimizer, Workload
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
-    strategy_terms, layers_left = _terms_of_strategy(
-        model,
-        replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
-        workload.precision,
-        workload.optimizer,
-        workload.adapter,
-        cluster.gpu.memory_bytes,
-        cluster.gpus_per_node,
-    )
+    strategy_terms, layers_left = _strategy(model, cluster, workload, candidate)
     activations = activation_terms(
         model,
         micro_batch=candidate.micro_batch,
@@ -61,6 +53,33 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
         ),
     )
     return add_up(terms, candidate)
+
+
+def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> int:
+    """Host memory of one node at its fullest, without the rest of an estimate.
+
+    Formula: the fullest moment of the sum of host terms.
+    Source: memory/host_terms.py.
+    Leaves out: nothing; activations and logits are on the GPU.
+    """
+    terms, _ = _strategy(model, cluster, workload, candidate)
+    on_host = [term for term in terms if term.device is Device.HOST]
+    return max(sum(term.size_bytes for term in on_host if moment in term.moments) for moment in Moment)
+
+
+def _strategy(
+    model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate
+) -> tuple[tuple[Term, ...], int]:
+    """The terms that many candidates share."""
+    return _terms_of_strategy(
+        model,
+        replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
+        workload.precision,
+        workload.optimizer,
+        workload.adapter,
+        cluster.gpu.memory_bytes,
+        cluster.gpus_per_node,
+    )
 
 
 @lru_cache(maxsize=1024)
