@@ -22,6 +22,7 @@ from planner.memory.activations_families import (
     Projections,
     attention_in_force,
     family_of,
+    single_sample_differs,
     supports_activations,
 )
 from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
@@ -87,7 +88,7 @@ def _terms(
             precision=precision,
             attention=attention,
         )
-    tokens = micro_batch * seq_len
+    tokens, single = micro_batch * seq_len, micro_batch == 1 and single_sample_differs(shape)
     return tuple(
         Term(
             name=amount.name,
@@ -97,7 +98,7 @@ def _terms(
             formula=f"{tokens} tokens x {amount.formula}",
             source=SOURCE,
         )
-        for amount in _amounts(shape, seq_len, tp, checkpointing, precision, attention, adapter)
+        for amount in _amounts(shape, seq_len, tp, checkpointing, precision, attention, adapter, single)
     )
 
 
@@ -110,14 +111,15 @@ def _amounts(
     precision: Precision,
     attention: Attention,
     adapter: Adapter | None,
+    single: bool,  # noqa: FBT001 (part of the cache's key)
 ) -> tuple[Amount, ...]:
-    """The terms of one token; the same for every micro-batch, so computed once."""
+    """The terms of one token; the same for every micro-batch but a `single` sample, so computed once."""
     attention, width = attention_in_force(shape, attention), precision.bytes
-    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=width, attention=attention, adapter=adapter)
+    kinds = layer_kinds(shape, seq_len=seq_len, tp=tp, width=width, attention=attention, adapter=adapter, single=single)
     tables = rotary_table_bytes(shape, seq_len, width)
-    head = final_norm_bytes_per_token(shape, width)
+    head, embedding = final_norm_bytes_per_token(shape, width), embedding_kept_bytes_per_token(shape, width)
     if adapter is not None:
-        head -= unsaved_head_bytes_per_token(shape, width)
+        head, embedding = head + embedding - unsaved_head_bytes_per_token(shape, width), 0
     mask = shared_mask_bytes_per_token(shape, seq_len, tp, width, attention, checkpointing)
     once = sliding_mask_bytes(shape, seq_len, attention, checkpointing)
     amounts = []
@@ -142,10 +144,12 @@ def _amounts(
         formula = " + ".join(f"{count} layers x {kind.kept_bytes(seq_len)}" for count, kind in kinds)
         formula = f"({formula})" if len(kinds) > 1 else formula
         amounts.append(_amount("activations/kept", ALIVE, kept, formula, fixed=tables))
+    if embedding:
+        amounts.append(_amount("activations/embedding", ALIVE, embedding, str(embedding)))
     if mask or once:
         formula = f"{seq_len} positions x {mask // seq_len}"
         amounts.append(_amount("activations/mask", ALIVE, mask, formula, fixed=once))
-    rise = forward_rise_bytes_per_token(shape, kinds, seq_len, width, head, checkpointing)
+    rise = forward_rise_bytes_per_token(shape, kinds, seq_len, width, head, attention, checkpointing)
     if rise:
         amounts.append(_amount("activations/forward_scores", ALIVE[:1], rise, str(rise)))
     amounts.append(_amount("activations/final_norm", ALIVE[:2], head, str(head)))
@@ -172,7 +176,14 @@ def layer_kept_bytes_per_token(
 
 
 def layer_kinds(
-    shape: ModelShape, *, seq_len: int, tp: int, width: int, attention: Attention, adapter: Adapter | None = None
+    shape: ModelShape,
+    *,
+    seq_len: int,
+    tp: int,
+    width: int,
+    attention: Attention,
+    adapter: Adapter | None = None,
+    single: bool = False,
 ) -> tuple[tuple[int, LayerBytes], ...]:
     """The kinds of layers and how often each occurs: with and without a mask of its own, dense or with experts."""
     masked_layers = shape.layers if family_of(shape).masked else sliding_layers(shape, seq_len)
@@ -182,7 +193,15 @@ def layer_kinds(
         masked_here = ceil_div(masked_layers * number, shape.layers)
         for masked, count in ((True, masked_here), (False, number - masked_here)):
             if count:
-                kind = layer_bytes(shape, tp=tp, width=width, attention=attention, masked=masked, experts=experts)
+                kind = layer_bytes(
+                    shape,
+                    tp=tp,
+                    width=width,
+                    attention=attention,
+                    masked=masked,
+                    experts=experts,
+                    single=single,
+                )
                 if adapter is not None:
                     kind = adapted_layer(shape, kind, adapter, width=width, attention=attention, experts=experts)
                 kinds.append((count, kind))
@@ -225,8 +244,12 @@ def shared_mask_bytes_per_token(
         return 0
     if shape.model_type == "mpt":
         return seq_len
-    masks = 2 if shape.trait("sliding_window") and windowed_layers(shape) < shape.layers else 1
-    return masks * width * seq_len if recomputed else 0
+    return held_masks(shape) * width * seq_len if recomputed else 0
+
+
+def held_masks(shape: ModelShape) -> int:
+    """How many different masks the eager layers of a model use."""
+    return 2 if shape.trait("sliding_window") and windowed_layers(shape) < shape.layers else 1
 
 
 def forward_rise_bytes_per_token(
@@ -235,21 +258,22 @@ def forward_rise_bytes_per_token(
     seq_len: int,
     width: int,
     head: int,
+    attention: Attention,
     checkpointing: Checkpointing,
 ) -> int:
-    """By how much a layer's softmax in forward rises above the loss, where it does.
+    """By how much an eager layer's softmax in forward rises above the loss, where it does.
 
-    Formula: the layer's bytes at its softmax, less what it keeps without checkpointing, the final norm and the logits.
-    Source: traced for bloom and falcon with ALiBi.
-    Leaves out: a fused loss, which these types do not have.
+    Formula: the layer's bytes at its softmax beyond what it keeps, less the final norm and the logits; + ws of each
+        mask that no recomputation holds until the loss.
+    Source: traced with every model type.
+    Leaves out: a fused loss.
     """
     logits = logits_forward_bytes_per_token(shape.vocab, width, capped=bool(shape.trait("final_logit_softcapping")))
     checkpointed = checkpointing is Checkpointing.FULL
-    rises = (
-        kind.forward_bytes(seq_len, checkpointed=checkpointed) - (0 if checkpointed else kind.kept_bytes(seq_len))
-        for _, kind in kinds
-    )
-    return max(0, max(rises) - head - logits)
+    rise = max(kind.forward_bytes(seq_len, checkpointed=checkpointed) for _, kind in kinds)
+    held = held_masks(shape) if checkpointed and attention is Attention.EAGER else 0
+    masks = max(0, family_of(shape).masks - held)
+    return max(0, rise + masks * width * seq_len - head - logits)
 
 
 def sliding_mask_bytes(shape: ModelShape, seq_len: int, attention: Attention, checkpointing: Checkpointing) -> int:
@@ -275,15 +299,23 @@ def rotary_table_bytes(shape: ModelShape, seq_len: int, width: int) -> int:
 
 
 def final_norm_bytes_per_token(shape: ModelShape, width: int) -> int:
-    """The norm before the head with the head's input, and what the embedding keeps.
+    """The norm before the head with the head's input.
 
-    Formula: what one norm keeps + wh; wh + 8 more for a norm of the embedding, h for its dropout, 2w for each of the
-        embedding's own width where projections lead to and from it (OPT-350M).
+    Formula: what one norm keeps + wh; w for each of the embedding's own width, to which a projection leads (OPT-350M).
     Source: transformers 5.24 modeling files; traced.
     Leaves out: token ids and labels (16 bytes per token).
     """
-    hidden, stream = shape.hidden, width * shape.hidden
-    norm = norm_copy_bytes(family_of(shape).norm, hidden, width) if shape.final_norm else 0
-    embedding = norm_copy_bytes(NormCode.LAYER, hidden, width) if shape.trait("embedding_norm") else 0
-    embedding += 2 * width * int(shape.trait("embedding_width", 0))
-    return norm + stream + embedding + (hidden if shape.trait("embedding_dropout") else 0)
+    norm = norm_copy_bytes(family_of(shape).norm, shape.hidden, width) if shape.final_norm else 0
+    return norm + width * (shape.hidden + int(shape.trait("embedding_width", 0)))
+
+
+def embedding_kept_bytes_per_token(shape: ModelShape, width: int) -> int:
+    """What the embedding keeps until the end of backward.
+
+    Formula: wh + 8 for a norm, h for a dropout, w for each of the embedding's own width before its projection.
+    Source: transformers 5.24 modeling files; traced.
+    Leaves out: nothing.
+    """
+    norm = norm_copy_bytes(NormCode.LAYER, shape.hidden, width) if shape.trait("embedding_norm") else 0
+    dropout = shape.hidden if shape.trait("embedding_dropout") else 0
+    return norm + dropout + width * int(shape.trait("embedding_width", 0))

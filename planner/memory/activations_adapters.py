@@ -64,8 +64,10 @@ def adapted_layer(
         kept=layer.kept - entering - leaving - mlp - normed * (norms * shape.hidden + heads) + narrow,
         shared=layer.shared - (entering if family.place is NormPlace.AFTER else 0),
         block_peak=max(
-            peak - (last - normed * shape.hidden if last else 0), norm_backward_bytes_per_token(family, shape.hidden)
+            peak - (last - normed * shape.hidden if last else 0),
+            norm_backward_bytes_per_token(family, shape.hidden),
         ),
+        block_cast=0,
         recompute_peak=again,
         scores_freed=layer.scores_freed - mlp - leaving - normed * (norms - 1) * shape.hidden,
         scores_not_yet=layer.scores_not_yet - mlp,

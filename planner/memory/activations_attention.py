@@ -6,7 +6,7 @@ Symbols: A and K query and key/value heads on this rank, d head size, s sequence
 
 from __future__ import annotations
 
-from planner.memory.activations_families import Family, NormCode, Projections
+from planner.memory.activations_families import Family, NormCode, NormPlace, Projections
 from planner.records.model import ModelShape
 from planner.records.request import Attention
 
@@ -29,13 +29,22 @@ def qk_norm_bytes_per_token(shape: ModelShape, family: Family, heads: int, kv_he
 
 
 def attention_kept_bytes_per_token(
-    shape: ModelShape, family: Family, heads: int, kv_heads: int, width: int, attention: Attention, *, masked: bool
+    shape: ModelShape,
+    family: Family,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    attention: Attention,
+    *,
+    masked: bool,
+    single: bool,
 ) -> int:
     """Projections, output and statistics of attention, without scores and norms.
 
     Formula: fused kernel w(2A + 2K)d + 4A; w(2A + 2A)d + 4A with key and value expanded, as under a mask; a fused
         projection kept w(A + 2K)d more, or in place of query, key and value; wAd more where the output is copied;
-        eager 4wAd (query and key in fp32: (8 + 2w)Ad); torch's own mathematics (12 + w)Ad.
+        eager 4wAd (query and key in fp32: (8 + 2w)Ad); torch's own mathematics (12 + w)Ad, of a single sample
+        (4A + 8K + wA)d, because one key/value head is then broadcast without a copy.
     Source: transformers 5.24 integrations/sdpa_attention.py (`use_gqa_in_sdpa`) and modeling files, torch 2.13; traced.
     Leaves out: padding of the statistics in memory-efficient kernels.
     """
@@ -43,7 +52,7 @@ def attention_kept_bytes_per_token(
     if attention is Attention.EAGER:
         return (2 * (4 if family.fp32_operands else width) + 2 * width) * query
     if family.projections is Projections.MATH and attention is Attention.SDPA:
-        return (12 + width) * query
+        return ((4 * query + 8 * key) if single else 12 * query) + width * query
     projection = width * (query + 2 * key)
     kernel = width * query + 4 * heads + (width * query if family.output_copied else 0)
     if family.projections is Projections.VIEWS:
@@ -100,3 +109,57 @@ def score_recompute_bytes_per_position(family: Family, heads: int, width: int, k
     """
     fixed, stored = family.softmax_bytes
     return max(0, (fixed + stored * width) * heads - kept)
+
+
+def score_forward_bytes_per_position(family: Family, heads: int, width: int, attention: Attention) -> tuple[int, int]:
+    """Scores alive at a softmax of the first forward, and how many of them only a checkpointed layer holds.
+
+    Formula: (8 + w)A: scores, their fp32 copy and the softmax (8A where w = 4); 2wA with the softmax in the storage
+        type; (12 + w)A bloom, 4wA falcon, 12A mpt, of which wA under checkpointing alone; 20A falcon with ALiBi;
+        8A where torch's own mathematics stands in for a fused kernel.
+    Source: traced op by op; bloom, falcon and mpt add a mask out of place.
+    Leaves out: the cast of query and key to fp32 (gpt_neo, gptj).
+    """
+    if attention is not Attention.EAGER:
+        return (8 * heads if attention is Attention.SDPA and family.projections is Projections.MATH else 0), 0
+    if family.forward_softmax_bytes is not None:
+        fixed, stored, released = family.forward_softmax_bytes
+        return (fixed + stored * width) * heads, released * width * heads
+    if not family.fp32_softmax:
+        return 2 * width * heads, 0
+    return (8 + (width if width < 4 else 0)) * heads, 0
+
+
+def operand_bytes_per_token(
+    shape: ModelShape, family: Family, heads: int, kv_heads: int, width: int, *, single: bool
+) -> int:
+    """What lies beside the scores in the first forward of a checkpointed layer.
+
+    Formula: wh of the normed input (none with the norms behind) + w(A + 2K)d; rotated queries and keys w(A + K)d more
+        where the fused projection stays; key and value repeated for every query head 2wAd (a view where K = 1); the
+        family's own tensors of wh each, without the 3wAd that a single sample does not copy; fp32 copies 12Ad for
+        torch's own mathematics (4Ad, the scaled query, where w = 4).
+    Source: traced with every model type.
+    Leaves out: fp32 copies of query and key (gpt_neo).
+    """
+    query, key = heads * shape.head_dim, kv_heads * shape.head_dim
+    values = query + 2 * key
+    if family.place is not NormPlace.AFTER:
+        values += shape.hidden
+    if family.projections in (Projections.ROTATED, Projections.MATH, Projections.EXPANDED):
+        values += query + key
+    if 1 < kv_heads < heads:
+        values += 2 * query
+    uncopied = uncopied_bytes_per_token(shape, family, heads, width, single=single)
+    in_fp32 = (12 if width < 4 else 4) * query if family.projections is Projections.MATH else 0
+    return width * (values + family.forward_streams * shape.hidden) - uncopied + in_fp32
+
+
+def uncopied_bytes_per_token(shape: ModelShape, family: Family, heads: int, width: int, *, single: bool) -> int:
+    """What a micro-batch of one sample does not copy, because its reshape is a view.
+
+    Formula: 3wAd: query, key and value (bloom).
+    Source: torch `reshape` of (b, A, s, d) to (b * A, s, d); transformers 5.24, models/bloom; traced.
+    Leaves out: nothing.
+    """
+    return 3 * width * heads * shape.head_dim if single and family.copies_for_batches else 0

@@ -65,12 +65,16 @@ class Family:
     projections: Projections = Projections.SEPARATE
     output_copied: bool = False  # query and key are concatenated, so attention's output is copied before its projection
     kernels: tuple[Attention, ...] = (Attention.SDPA, Attention.FLASH)  # that the class accepts beside eager
+    copies_for_batches: bool = False  # query, key and value are reshaped, which copies them for more than one sample
     masked: bool = False  # SDPA gets an explicit mask in every layer
+    masks: int = 1  # s x s masks that eager attention makes in forward, used or not
     fp32_softmax: bool = True  # eager attention's softmax is computed in fp32 and cast back
     fp32_scores: bool = False  # scores are cast to fp32 before a softmax in the storage type
     fp32_operands: bool = False  # eager attention multiplies query and key in fp32
     softmax_bytes: tuple[int, int] = (0, 0)  # alive at a recomputed eager softmax, where it sets the peak: fixed, per w
-    forward_softmax_bytes: tuple[int, int] = (0, 0)  # in the first forward: fixed, and per w more under checkpointing
+    forward_softmax_bytes: tuple[int, int, int] | None = None  # in a checkpointed first forward, where unusual: fixed,
+    # per w, and of these per w what is gone by then without checkpointing
+    forward_streams: int = 0  # hidden-wide tensors beside that softmax, other than the operands of attention
     residual_dropouts: int = 2  # hidden-wide dropouts in a layer
     rotary_bytes: tuple[int, int] = (0, 0)  # bytes of rotary tables kept by every layer: per head_dim fixed, and per w
     fp32_routing: bool = False  # expert outputs are weighted in fp32
@@ -78,7 +82,6 @@ class Family:
 
 _EAGER_ONLY: tuple[Attention, ...] = ()
 _FLASH_ONLY = (Attention.FLASH,)
-_LAYER_NORM = Family(norm=NormCode.LAYER)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
@@ -94,27 +97,44 @@ FAMILIES: Mapping[str, Family] = {
     "glm": Family(output_copied=True, rotary_bytes=(0, 1)),
     "glm4": Family(place=NormPlace.AROUND, output_copied=True, rotary_bytes=(0, 1)),
     "gemma": Family(norm=NormCode.RMS_FP32),
-    "gemma2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND, kernels=_FLASH_ONLY),
-    "gemma3_text": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND),
+    "gemma2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND, kernels=_FLASH_ONLY, masks=2),
+    "gemma3_text": Family(norm=NormCode.RMS_FP32, place=NormPlace.AROUND, masks=2),
     "olmo": Family(norm=NormCode.LAYER_CAST),
     "olmo2": Family(norm=NormCode.RMS_FP32, place=NormPlace.AFTER),
-    "phi": Family(norm=NormCode.LAYER, output_copied=True),
-    "stablelm": Family(norm=NormCode.LAYER, output_copied=True, residual_dropouts=1),
-    "gpt2": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, fp32_softmax=False),
-    "gpt_bigcode": Family(norm=NormCode.LAYER, projections=Projections.VIEWS),
+    "phi": Family(norm=NormCode.LAYER, output_copied=True, forward_streams=3),
+    "stablelm": Family(norm=NormCode.LAYER, output_copied=True, residual_dropouts=1, forward_streams=2),
+    "gpt2": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, fp32_softmax=False, forward_streams=1),
+    "gpt_bigcode": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, forward_streams=1),
     "gpt_neo": Family(norm=NormCode.LAYER, kernels=_FLASH_ONLY, fp32_operands=True),
     "gpt_neox": Family(norm=NormCode.LAYER, projections=Projections.ROTATED, output_copied=True),
-    "gptj": Family(norm=NormCode.LAYER, fp32_operands=True),
-    "opt": _LAYER_NORM,
-    "starcoder2": _LAYER_NORM,
+    "gptj": Family(norm=NormCode.LAYER, fp32_operands=True, forward_streams=3),
+    "opt": Family(norm=NormCode.LAYER, forward_streams=2),
+    "starcoder2": Family(norm=NormCode.LAYER),
     "falcon": Family(
-        norm=NormCode.LAYER, fp32_softmax=False, softmax_bytes=(0, 3), residual_dropouts=1
+        norm=NormCode.LAYER,
+        fp32_softmax=False,
+        softmax_bytes=(0, 3),
+        forward_softmax_bytes=(0, 4, 1),
+        residual_dropouts=1,
     ),  # see `_falcon`
-    "bloom": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, softmax_bytes=(12, 0), forward_softmax_bytes=(12, 1)),
-    "mpt": Family(norm=NormCode.LAYER, kernels=_EAGER_ONLY, residual_dropouts=0),
+    "bloom": Family(
+        norm=NormCode.LAYER,
+        kernels=_EAGER_ONLY,
+        softmax_bytes=(12, 0),
+        forward_softmax_bytes=(12, 1, 1),
+        forward_streams=5,
+        copies_for_batches=True,
+    ),
+    "mpt": Family(
+        norm=NormCode.LAYER,
+        kernels=_EAGER_ONLY,
+        residual_dropouts=0,
+        forward_softmax_bytes=(12, 0, 1),
+        forward_streams=1,
+    ),
     "cohere": Family(norm=NormCode.LAYER_FP32),
     "mixtral": Family(fp32_routing=True),
-    "qwen2_moe": Family(),
+    "qwen2_moe": Family(masks=2),
     "qwen3_moe": Family(),
     "olmoe": Family(),
 }
@@ -146,7 +166,8 @@ def _falcon(shape: ModelShape, family: Family) -> Family:
             projections=projections,
             fp32_scores=True,
             softmax_bytes=(14, 2),
-            forward_softmax_bytes=(20, 0),
+            forward_softmax_bytes=(20, 0, 0),
+            masks=0,
         )
     if new:
         projections, masked = Projections.EXPANDED, True
@@ -161,3 +182,9 @@ def attention_in_force(shape: ModelShape, attention: Attention) -> Attention:
     """The attention that runs: eager where the class refuses the kernel (bloom, mpt; SDPA also gemma2 and gpt_neo)."""
     kernels = shape.traced.kernels if shape.traced is not None else family_of(shape).kernels
     return attention if attention in kernels else Attention.EAGER
+
+
+def single_sample_differs(shape: ModelShape) -> bool:
+    """Whether a micro-batch of one keeps other bytes per token than a larger one."""
+    family = family_of(shape)
+    return family.copies_for_batches or family.projections is Projections.MATH

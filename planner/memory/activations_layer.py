@@ -14,12 +14,15 @@ from planner.errors import PlannerError
 from planner.geometry.params import rank_heads
 from planner.memory.activations_attention import (
     attention_kept_bytes_per_token,
+    operand_bytes_per_token,
     qk_norm_bytes_per_token,
     score_backward_bytes_per_position,
     score_bytes_per_position,
+    score_forward_bytes_per_position,
     score_recompute_bytes_per_position,
+    uncopied_bytes_per_token,
 )
-from planner.memory.activations_families import Family, NormCode, NormPlace, family_of
+from planner.memory.activations_families import Family, NormCode, NormPlace, Projections, family_of
 from planner.records.model import ModelShape
 from planner.records.request import Attention
 from planner.units import ceil_div
@@ -48,12 +51,14 @@ class LayerBytes:
     by_position: int  # per position, whatever the batch: rotary tables that every layer keeps
     gradient: int  # of the residual stream
     block_peak: int  # beyond the kept bytes while MLP or norm are differentiated
+    block_cast: int  # more of it where the layer is not recomputed
     scores_peak: int  # per token and position: beyond the kept scores while the softmax is differentiated
     scores_freed: int  # kept bytes gone by then
     scores_again: int  # per token and position: beyond the kept scores at the softmax of a recomputed layer
     scores_not_yet: int  # kept bytes that do not exist by then
-    scores_forward: int  # per token and position: alive at the softmax of the first forward
-    scores_forward_held: int  # more of them under checkpointing
+    scores_forward: int  # per token and position: alive at the softmax of a checkpointed layer's first forward
+    scores_forward_released: int  # of them, gone by then where nothing is recomputed
+    operands_forward: int  # beside them where the layer is checkpointed
     recompute_peak: int = 0  # beyond the kept bytes while a recomputed layer's MLP runs forward, where that is fullest
 
     def kept_bytes(self, seq_len: int) -> int:
@@ -73,7 +78,7 @@ class LayerBytes:
         Source: traced op by op, tests/oracles/trace_activations.py (torch 2.13, transformers 5.24).
         Leaves out: the weight gradient being produced, which belongs to the gradients.
         """
-        peak = self.block_peak
+        peak = self.block_peak + (0 if recomputed else self.block_cast)
         if self.scores_peak:
             peak = max(peak, self.scores_peak * seq_len - self.scores_freed)
         if recomputed and self.scores_again:
@@ -83,23 +88,26 @@ class LayerBytes:
         return self.gradient + peak
 
     def forward_bytes(self, seq_len: int, *, checkpointed: bool) -> int:
-        """Bytes per token of the layer at its softmax in forward, where scores set the peak; 0 elsewhere.
+        """Bytes per token at an eager softmax of the first forward, beyond what the layer keeps; 0 without scores.
 
-        Formula: scores * s + the kept bytes that exist by then.
-        Source: traced op by op for bloom and falcon with ALiBi.
-        Leaves out: the other families, whose eager forward stays below their backward.
+        Formula: scores * s + the operands of attention where the layer is checkpointed, else less what the layer keeps
+            of the scores and what does not exist by then.
+        Source: traced, tests/golden/activations.toml.
+        Leaves out: nothing.
         """
         if not self.scores_forward:
             return 0
-        scores = self.scores_forward + (self.scores_forward_held if checkpointed else 0)
-        return scores * seq_len + self.kept - self.scores_not_yet
+        if checkpointed:
+            return self.scores_forward * seq_len + self.operands_forward
+        return (self.scores_forward - self.scores_forward_released - self.kept_scores) * seq_len - self.scores_not_yet
 
 
 @lru_cache(maxsize=256)
 def layer_bytes(
-    shape: ModelShape, *, tp: int, width: int, attention: Attention, masked: bool, experts: bool
+    shape: ModelShape, *, tp: int, width: int, attention: Attention, masked: bool, experts: bool, single: bool = False
 ) -> LayerBytes:
-    """One kind of layer of `shape`: `masked` with an explicit s x s mask under SDPA, `experts` with a routed MLP.
+    """One kind of layer of `shape`: `masked` with an explicit s x s mask under SDPA, `experts` with a routed MLP,
+    `single` for a micro-batch of one sample.
 
     Formula: kept = norms + q/k norms + attention + MLP + dropout masks; the other fields are the peaks beside it.
     Source: the functions it adds up; compared with traced transformers 5.24 models in tests/golden/activations.toml.
@@ -112,14 +120,18 @@ def layer_bytes(
         mlp, mlp_peak = _routed_mlp(shape, family, tp, width)
     else:
         mlp, mlp_peak = mlp_kept_bytes_per_token(shape, tp, width), mlp_backward_bytes_per_token(shape, tp, width)
-    inside = attention_kept_bytes_per_token(shape, family, heads, kv_heads, width, attention, masked=masked)
+    inside = attention_kept_bytes_per_token(
+        shape, family, heads, kv_heads, width, attention, masked=masked, single=single
+    )
     scores = score_bytes_per_position(shape, family, heads, width, attention, masked=masked)
     peak = score_backward_bytes_per_position(family, heads, width, attention)
     stream, output = width * shape.hidden, width * heads * shape.head_dim
-    held = shape.trait("fused_qkv") and shape.kv_heads == shape.heads  # a local name holds the fused projection
-    fused = 3 * width * heads * shape.head_dim if held else 0
+    # By the time of its softmax, torch's own mathematics has freed the fp32 copy of the value.
+    value = 4 * heads * shape.head_dim if family.projections is Projections.MATH and attention is Attention.SDPA else 0
+    # A local name holds the fused projection.
+    fused = width * (heads + 2 * kv_heads) * shape.head_dim if shape.trait("fused_qkv") else 0
     per_dim, per_stored_dim = family.rotary_bytes
-    forward_fixed, forward_stored = family.forward_softmax_bytes
+    forward, released = score_forward_bytes_per_position(family, heads, width, attention)
     return LayerBytes(
         kept=norms.before
         + norms.after
@@ -131,13 +143,22 @@ def layer_bytes(
         kept_scores=scores,
         by_position=(per_dim + per_stored_dim * width) * shape.head_dim,
         gradient=stream,
-        block_peak=max(mlp_peak - norms.last, norm_backward_bytes_per_token(family, shape.hidden)),
+        block_peak=max(mlp_peak - norms.last, norm_backward_bytes_per_token(family, shape.hidden, width)),
+        block_cast=shape.experts_per_token * stream if experts and family.fp32_routing else 0,
         scores_peak=peak,
-        scores_freed=mlp + norms.after + output - (stream if shape.parallel_block else 0),
-        scores_again=score_recompute_bytes_per_position(family, heads, width, scores) if peak else 0,
-        scores_not_yet=mlp + stream + 4 - norms.shared - fused,
-        scores_forward=forward_fixed * heads if attention is Attention.EAGER else 0,
-        scores_forward_held=forward_stored * width * heads,
+        scores_freed=mlp + norms.after + output + value - (stream if shape.parallel_block else 0),
+        scores_again=score_recompute_bytes_per_position(family, heads, width, scores)
+        if attention is Attention.EAGER
+        else 0,
+        scores_not_yet=mlp
+        + stream
+        + 4
+        - norms.shared
+        - fused
+        + uncopied_bytes_per_token(shape, family, heads, width, single=single),
+        scores_forward=forward,
+        scores_forward_released=released,
+        operands_forward=operand_bytes_per_token(shape, family, heads, kv_heads, width, single=single),
     )
 
 
@@ -181,14 +202,16 @@ def norm_copy_bytes(norm: NormCode, hidden: int, width: int) -> int:
     }[norm]
 
 
-def norm_backward_bytes_per_token(family: Family, hidden: int) -> int:
+def norm_backward_bytes_per_token(family: Family, hidden: int, width: int) -> int:
     """What an RMS norm behind the MLP needs in backward beyond the kept tensors; it comes first, when all are alive.
 
-    Formula: 16h: four fp32 tensors.
+    Formula: 16h: four fp32 tensors; wh more for the gradient of a weight that is multiplied after a cast back.
     Source: traced op by op (torch 2.13): gemma2, gemma3_text, olmo2, glm4.
     Leaves out: nothing.
     """
-    return 16 * hidden if family.place is not NormPlace.BEFORE else 0
+    if family.place is NormPlace.BEFORE:
+        return 0
+    return 16 * hidden + (width * hidden if family.norm is NormCode.RMS and width < 4 else 0)
 
 
 def residual_dropout_bytes_per_token(shape: ModelShape, family: Family) -> int:
@@ -262,7 +285,8 @@ def moe_kept_bytes_per_token(shape: ModelShape, family: Family, tp: int, width: 
 def moe_backward_bytes_per_token(shape: ModelShape, family: Family, tp: int, width: int) -> int:
     """What a routed MLP's backward needs beyond the kept tensors.
 
-    Formula: max(3k * wh (4 in place of w with fp32 routing) + wh for a shared expert, kw(2 I_e - h)).
+    Formula: max(3k * wh (4 in place of w with fp32 routing) + wh for a shared expert, kw(2 I_e - h)); with fp32 routing
+        the cast kwh of the slots' gradients more, unless the layer has just been recomputed.
     Source: traced op by op (torch 2.13, transformers 5.24): three copies of the slots' gradients, or those of the gate.
     Leaves out: gradients of the expert weights.
     """

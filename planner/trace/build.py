@@ -14,6 +14,10 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Rotary settings that read the positions' values, which a tensor without storage has not; the sizes are the same."""
 
 
+ENCODER_TASKS = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+"""A type that also serves one of these is an encoder or has one: its causal class is half a model."""
+
+
 def require_transformers(model_type: str, path: str, formulas: Sequence[str]) -> None:
     """Raise PlannerError unless torch and transformers are installed."""
     try:
@@ -54,11 +58,13 @@ def quietly() -> Iterator[None]:
 def read_config(model_type: str, fields: Mapping[str, Any], path: str, formulas: Sequence[str] = ()) -> Any:
     """The configuration of the causal language model; raises PlannerError if transformers has none of that type."""
     from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type not in CONFIG_MAPPING_NAMES:
-        known = dict.fromkeys((*formulas, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    encoders = {name for task in ENCODER_TASKS for name in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")}
+    decoders = [name for name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in encoders]
+    if model_type not in decoders or model_type not in CONFIG_MAPPING_NAMES:
+        known = dict.fromkeys((*formulas, *decoders))
         raise PlannerError(
             f"`{model_type}` is no causal language model that dsplan or transformers knows @ {path}.model_type",
             hint=f"{_meant(model_type, known)}a model whose code is not part of transformers cannot be planned",

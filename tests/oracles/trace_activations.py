@@ -2,18 +2,20 @@
 """Trace what one training step of a real transformers model keeps in memory, without a GPU and without weights.
 
     trace_activations.py > golden/activations.toml          trace every case below (minutes)
+    trace_activations.py --without-formulas > golden/traced_activations.toml
     trace_activations.py --only llama gpt2                  print the rows of some cases
 
 The model is built under FakeTensorMode (tensors without storage); every storage an operator returns is counted until it
-is freed. Parameters are not counted, and each gradient is dropped as soon as it is accumulated, so what remains is the
-activation part of the step. Four numbers a trace, in bytes:
+is freed. Parameters and their gradients are not counted, so what remains is the activation part of the step:
+activations, logits and the loss. Four numbers a trace, in bytes:
 
     forward_end      alive after forward, when the loss alone is held (as in transformers' Trainer)
     forward_peak     the most that was alive during forward
     backward_head    the most that was alive until the gradient leaves the head and the final norm
     backward_layer   the most that was alive afterwards
 
-Word embeddings are untied in all cases: a tied embedding's gradient would be held through the whole backward.
+Word embeddings are untied in all cases: the head's part of a tied embedding's gradient would be held through the whole
+backward.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import weakref
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,17 +42,24 @@ LAYER_KEYS = {
     "gpt_bigcode": "n_layer",
     "gpt_neo": "num_layers",
     "mpt": "n_layers",
+    "codegen": "n_layer",
+    "xglm": "num_layers",
 }
 QUANTITIES = ("forward_end", "forward_peak", "backward_head", "backward_layer")
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operators return, while they live."""
+    """Counts the bytes of all storages that operators return, while they live, but those of weights' gradients."""
 
-    def __init__(self, ignored: list[torch.Tensor]) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.known = {t.untyped_storage()._cdata: weakref.ref(t.untyped_storage()) for t in ignored}
-        self.now = self.peak = 0
+        ignored = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
+        self.known = {storage._cdata: (-1, weakref.ref(storage)) for storage in ignored}
+        self.changes: list[tuple[int, int]] = []  # (number of the storage, signed bytes)
+        self.gradients: set[int] = set()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._drop_gradient)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -59,18 +69,26 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known and self.known[key]() is storage:
+        key, size, number = storage._cdata, storage.nbytes(), len(self.changes)
+        if key in self.known and self.known[key][1]() is storage:
             return
 
         def freed(reference: weakref.ref) -> None:
-            self.now -= size
-            if self.known.get(key) is reference:
+            self.changes.append((number, -size))
+            if self.known[key][1] is reference:
                 del self.known[key]
 
-        self.known[key] = weakref.ref(storage, freed)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        self.known[key] = (number, weakref.ref(storage, freed))
+        self.changes.append((number, size))
+
+    def _drop_gradient(self, parameter: torch.nn.Parameter) -> None:
+        self.gradients.add(self.known[parameter.grad.untyped_storage()._cdata][0])
+        parameter.grad = None
+
+    def levels(self, start: int) -> list[int]:
+        """Bytes alive after every change, beyond those alive after `start` changes."""
+        alive = [0, *accumulate(0 if number in self.gradients else size for number, size in self.changes)]
+        return [size - alive[start] for size in alive]
 
 
 def build(config: dict[str, Any], layers: int, attention: str, precision: str) -> torch.nn.Module:
@@ -117,31 +135,31 @@ def trace(
 
 def measure(model: torch.nn.Module, layers: int, micro_batch: int, seq_len: int) -> dict[str, int]:
     """One step of a model on fake tensors; must be called inside FakeTensorMode."""
-    found: dict[str, int] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    live = LiveBytes([*model.parameters(), *model.buffers()])
+    instants: dict[str, int] = {}
+    live = LiveBytes(model)
 
     def gradient_leaves_head(_: torch.Tensor) -> None:
-        found["backward_head"] = live.peak - start
-        live.peak = live.now
+        instants["layers"] = len(live.changes)
 
     def watch(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if "watched" not in found:  # the first call only: a checkpointed layer runs again in backward
-            found["watched"] = 1
+        if "watched" not in instants:  # the first call only: a checkpointed layer runs again in backward
+            instants["watched"] = 1
             (output[0] if isinstance(output, tuple) else output).register_hook(gradient_leaves_head)
 
     decoder_layers(model, layers)[-1].register_forward_hook(watch)
     with live:
         tokens = torch.randint(0, 100, (micro_batch, seq_len))
-        start = live.now
+        start = len(live.changes)
         loss = model(input_ids=tokens, labels=tokens).loss
-        found["forward_end"], found["forward_peak"] = live.now - start, live.peak - start
-        live.peak = live.now
+        end = len(live.changes)
         loss.backward()
-    found["backward_layer"] = live.peak - start
-    return {name: found[name] for name in QUANTITIES}
+    levels, head = live.levels(start), instants["layers"]
+    return {
+        "forward_end": levels[end],
+        "forward_peak": max(levels[start : end + 1]),
+        "backward_head": max(levels[end : head + 1]),
+        "backward_layer": max(levels[head:]),
+    }
 
 
 ROW = {"vocab_size": 8192, "max_position_embeddings": 8192}
@@ -250,9 +268,63 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "num_experts_per_tok": 4, "head_dim": 64},
     "olmoe": {"model_type": "olmoe", **GROUPED, "num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 192},
 }
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+ROUTED = {**WIDE, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+WITHOUT_FORMULAS: dict[str, dict[str, Any]] = {
+    "persimmon": {"model_type": "persimmon", **PLAIN},
+    "nemotron": {"model_type": "nemotron", **PLAIN, "num_key_value_heads": 2},
+    "exaone4": {"model_type": "exaone4", **GROUPED, "sliding_window": 512, "sliding_window_pattern": 4},
+    "hunyuan_v1_dense": {"model_type": "hunyuan_v1_dense", **GROUPED, "head_dim": 32, "pad_token_id": 0},
+    "olmo3": {"model_type": "olmo3", **GROUPED, "sliding_window": 512},
+    "cohere2": {"model_type": "cohere2", **GROUPED, "sliding_window": 512, "head_dim": 32},
+    "granitemoe": {"model_type": "granitemoe", **GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "codegen": {"model_type": "codegen", **OLD, "rotary_dim": 16},
+    "biogpt": {
+        "model_type": "biogpt",
+        **PLAIN,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "xglm": {
+        "model_type": "xglm",
+        **ROW,
+        "d_model": 256,
+        "ffn_dim": 1024,
+        "attention_heads": 8,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **GROUPED,
+        "head_dim": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "intermediate_size": 256,
+    },
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        **ROUTED,
+        "num_key_value_heads": 2,
+        "first_k_dense_replace": 2,
+        "head_dim": 32,
+        "pad_token_id": 0,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **ROUTED,
+        **LATENT,
+        "num_key_value_heads": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+}
+"""Types that dsplan has no formula for and traces itself, at a small depth; here they are traced at a larger one."""
 LAYERS = {"gemma3_text window": (3, 5)}
 """Depths other than 2 and 3: here the last layer slides, so the fullest layer is the last."""
-EAGER_ONLY = ("gemma2", "bloom", "gpt_neo", "mpt")
+EAGER_ONLY = ("gemma2", "bloom", "gpt_neo", "mpt", "gpt_oss", "xglm")
 """`attn_implementation="sdpa"` raises for these."""
 BF16_ONLY = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 """Grouped products of experts have no fp32 kernel on a CPU."""
@@ -260,6 +332,13 @@ BF16_ONLY = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 
 def runs(name: str) -> Iterator[dict[str, Any]]:
     """The settings every case is traced with."""
+    if name in WITHOUT_FORMULAS:
+        first = "eager" if name in EAGER_ONLY else "sdpa"
+        for checkpointing in ("none", "full"):
+            for seq_len in (1024, 2048):
+                for micro_batch in (1, 2):
+                    yield _run(6, micro_batch, seq_len, checkpointing, first, "bf16")
+        return
     model_type = CASES[name]["model_type"]
     first = "eager" if model_type in EAGER_ONLY else "sdpa"
     for checkpointing in ("none", "full"):
@@ -299,21 +378,23 @@ def toml_value(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=list(CASES), help="names of cases")
-    names = parser.parse_args().only
+    parser.add_argument("--without-formulas", action="store_true", help="the types that dsplan traces itself")
+    parser.add_argument("--only", nargs="*", help="names of cases")
+    given = parser.parse_args()
+    cases = WITHOUT_FORMULAS if given.without_formulas else CASES
     print("# Written by tests/oracles/trace_activations.py, which says what the numbers are. Bytes; see `columns`.")
     print(f'\ntorch = "{torch.__version__.split("+")[0]}"\ntransformers = "{transformers.__version__}"')
     print('source = "traced: torch FakeTensorMode on the transformers model classes"')
     print('columns = ["layers", "micro_batch", "seq_len", "checkpointing", "attention", "precision",')
     print('           "forward_end", "forward_peak", "backward_head", "backward_layer"]')
-    for name in names:
-        fields = {key: value for key, value in CASES[name].items() if value is not None}
-        nulls = [key for key, value in CASES[name].items() if value is None]
+    for name in given.only or cases:
+        fields = {key: value for key, value in cases[name].items() if value is not None}
+        nulls = [key for key, value in cases[name].items() if value is None]
         print(f'\n[[case]]\nname = "{name}"\nnulls = {toml_value(nulls)}')
         print(f"config = {{ {', '.join(f'{key} = {toml_value(value)}' for key, value in fields.items())} }}")
         print("traces = [")
         for settings in runs(name):
-            measured = trace(CASES[name], **settings)
+            measured = trace(cases[name], **settings)
             print(f"  {toml_value([*settings.values(), *measured.values()])},", flush=True)
         print("]")
 
