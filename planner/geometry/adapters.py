@@ -36,6 +36,16 @@ def adapter_tensors(shape: ModelShape, adapter: Adapter) -> tuple[ParameterTenso
     return tuple(_pairs(shape, adapter))
 
 
+def adapter_parameter_count(shape: ModelShape, adapter: Adapter) -> int:
+    """All parameters that LoRA trains.
+
+    Formula: sum of numel * count over the adapters' tensors.
+    Source: peft 0.21, `PeftModel.get_nb_trainable_parameters`.
+    Leaves out: nothing.
+    """
+    return sum(tensor.numel * tensor.count for tensor in adapter_tensors(shape, adapter))
+
+
 def _pairs(shape: ModelShape, adapter: Adapter) -> Iterator[ParameterTensor]:
     targets = target_tensors(shape, adapter.targets)
     for tensor in linear_tensors(shape):

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.geometry.adapters import adapter_tensors
+from planner.geometry.adapters import adapter_parameter_count, adapter_tensors
 from planner.geometry.params import EXPERT_PREFIX
 from planner.records.model import Adapter, ModelShape
 from planner.records.traced import LayerKind, TracedModel
@@ -254,5 +254,4 @@ def model_flop(model: ModelShape, seq_len: int, tokens: int, adapter: Adapter | 
         return whole
     attention = model.layers * attention_flop(model.heads * model.head_dim, seq_len, tokens)
     frozen = whole // 3 - attention
-    trained = sum(tensor.numel * tensor.count for tensor in adapter_tensors(model, adapter))
-    return whole - frozen + 3 * linear_flop(trained, tokens)
+    return whole - frozen + 3 * linear_flop(adapter_parameter_count(model, adapter), tokens)

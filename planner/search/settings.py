@@ -1,6 +1,6 @@
 """The ZeRO sizes dsplan chooses for a candidate, explicit numbers for every file it writes.
 
-In: stage, model width, GPU memory. Out: `ZeroSettings`. Buckets are large enough that a collective runs at the
+In: stage, model width, GPU memory, offload. Out: `ZeroSettings`. Buckets are large enough that a collective runs at the
 link's rate
 and small enough not to cost memory: about 0.4 GB at stages 1-2; the width-dependent values of the Hugging Face
 integration at stage 3; sub-groups of 1e8 elements, whose fp32 cast costs 0.6 GB and whose pinned buffers fill 512 MiB.
@@ -8,15 +8,19 @@ integration at stage 3; sub-groups of 1e8 elements, whose fp32 cast costs 0.6 GB
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
-from planner.records.candidate import ZeroSettings, ZeroStage
+from planner.memory import host
+from planner.memory.sizes import rank_sizes
+from planner.records.candidate import Degrees, Offload, ZeroSettings, ZeroStage
+from planner.records.request import Request
 from planner.units import GIB
 
 
 @lru_cache(maxsize=256)
-def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int) -> ZeroSettings:
-    """Sizes for a stage on a card of that memory.
+def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int, trained: int | None = None) -> ZeroSettings:
+    """Sizes for a stage on a card of that memory; no bucket is larger than the gradients of `trained` parameters.
 
     Source: transformers/integrations/deepspeed.py `trainer_config_finalize` (h * h, 0.9 * h * h, 10 * h);
     the Hugging Face DeepSpeed guide's 2e8 buckets for ZeRO-2; DeepSpeed's own 1e9 live parameters;
@@ -24,6 +28,8 @@ def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int) -> Ze
     """
     large = gpu_memory_bytes >= 36 * GIB
     bucket = 200_000_000 if large else 50_000_000
+    if trained is not None:
+        bucket = min(bucket, trained)
     live = 1_000_000_000 if large else 300_000_000
     at_stage_three = stage is ZeroStage.PARAMETERS
     return ZeroSettings(
@@ -38,3 +44,36 @@ def default_settings(stage: ZeroStage, hidden: int, gpu_memory_bytes: int) -> Ze
         pin_memory=True,
         fp32_gradient_accumulation=False,
     )
+
+
+OFFLOADED_SUB_GROUPS = (100_000_000, 120_000_000, 200_000_000, 250_000_000, 500_000_000, 1_000_000_000)
+"""Sub-group sizes to choose from when gradients wait in host memory, DeepSpeed's default last."""
+
+NEARLY_EQUAL = 1.01
+
+
+def chosen_settings(request: Request, zero: ZeroStage, degrees: Degrees, offload: Offload) -> ZeroSettings:
+    """The sizes for one strategy: those of the stage, and a sub-group that wastes little page-locked memory."""
+    settings = default_settings(zero, request.model.hidden, request.cluster.gpu.memory_bytes)
+    on_host = offload in (Offload.OPTIMIZER, Offload.OPTIMIZER_AND_PARAMS)
+    if zero is not ZeroStage.PARAMETERS or not on_host or degrees.tp > 1 or request.workload.adapter is not None:
+        return settings
+    return replace(
+        settings, sub_group_elements=frugal_sub_group_elements(rank_sizes(request.model, 1).tensors, degrees.dp)
+    )
+
+
+@lru_cache(maxsize=256)
+def frugal_sub_group_elements(tensors: tuple[tuple[int, int], ...], dp: int) -> int:
+    """The sub-group size whose page-locked gradients take least memory; the smaller one of nearly equals.
+
+    Formula: least sum over sub-groups of p2(4 * S).
+    Source: memory/host.py: every sub-group's gradients are one block, rounded up to a power of two.
+    Leaves out: the pageable buffers of the largest sub-group at initialisation, when optimizer states do not exist yet.
+    """
+    taken = {
+        limit: host.pinned_groups_bytes(host.sub_group_elements(tensors, dp, limit), 4, pin=True)
+        for limit in OFFLOADED_SUB_GROUPS
+    }
+    least = min(taken.values())
+    return next(limit for limit in OFFLOADED_SUB_GROUPS if taken[limit] <= NEARLY_EQUAL * least)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from planner.geometry.adapters import adapter_parameter_count
 from planner.records.candidate import Candidate, Degrees
 from planner.records.request import Request
 from planner.search.settings import default_settings
@@ -23,7 +24,8 @@ LARGEST_MICRO_BATCH = 1024
 
 def strategies(request: Request) -> Iterator[Candidate]:
     """Every strategy of the declared axes, legal or not, with the smallest micro-batch of the axis."""
-    axes, cluster = request.axes, request.cluster
+    axes, cluster, adapter = request.axes, request.cluster, request.workload.adapter
+    trained = adapter_parameter_count(request.model, adapter) if adapter else None
     smallest = axes.micro_batch[0] if axes.micro_batch else 1
     for zero, tp, checkpointing, offload in itertools.product(axes.zero, axes.tp, axes.checkpointing, axes.offload):
         yield Candidate(
@@ -33,7 +35,7 @@ def strategies(request: Request) -> Iterator[Candidate]:
             offload=offload,
             micro_batch=smallest,
             accumulation=request.workload.accumulation or 1,
-            settings=axes.settings or default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes),
+            settings=axes.settings or default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes, trained),
         )
 
 

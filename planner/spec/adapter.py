@@ -15,7 +15,7 @@ from planner.geometry.adapters import (
     DEFAULT_RANK,
     DEFAULT_TARGETS,
     STACKED_TYPES,
-    adapter_tensors,
+    adapter_parameter_count,
     linear_tensors,
     resolved_targets,
 )
@@ -78,7 +78,7 @@ def adapter_notes(model: ModelShape, adapter: Adapter | None) -> tuple[str, ...]
     """What is trained and what is frozen, for the list of assumptions."""
     if adapter is None:
         return ()
-    trained = sum(t.numel * t.count for t in adapter_tensors(model, adapter))
+    trained = adapter_parameter_count(model, adapter)
     whole = parameter_count(model)
     places = "every linear layer but the head" if adapter.targets == DEFAULT_TARGETS else ", ".join(adapter.targets)
     notes = [
