@@ -19,6 +19,7 @@ NVME_PARAM_BUFFERS = 5
 NVME_OPTIMIZER_BUFFERS = 4
 NVME_BUFFER_ELEMENTS = 100_000_000
 MAX_IN_CPU_ELEMENTS = 1_000_000_000
+"""Staging of the NVMe engine, as the plan's files write it: DeepSpeed's defaults (zero/offload_config.py, 0.19.8)."""
 
 
 def pinned_bytes(size_bytes: int, *, pin_memory: bool) -> int:

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from planner.geometry.params import largest_tensor_numel
+from planner.memory import host
 from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Optimizer, Request
@@ -20,7 +21,6 @@ from planner.resources import read_text
 from planner.units import ceil_div
 
 NVME_PATH = "/local_nvme"  # edited by the user: no plan can know where a drive is mounted
-NVME_BUFFER_ELEMENTS = 100_000_000  # DeepSpeed's default of offload_param.buffer_size
 AIO_ALIGNMENT_ELEMENTS = 4096  # above DeepSpeed's alignment of swapped tensors (1024 bytes x I/O threads)
 
 
@@ -113,7 +113,7 @@ def offload_optimizer_section(candidate: Candidate) -> dict[str, Any]:
         "pin_memory": candidate.settings.pin_memory,
     }
     if candidate.offload is Offload.NVME:
-        block |= {"nvme_path": NVME_PATH, "buffer_count": 4}
+        block |= {"nvme_path": NVME_PATH, "buffer_count": host.NVME_OPTIMIZER_BUFFERS}
     return block
 
 
@@ -123,9 +123,9 @@ def offload_param_section(model: ModelShape, candidate: Candidate) -> dict[str, 
     if candidate.offload is Offload.NVME:
         block |= {
             "nvme_path": NVME_PATH,
-            "buffer_count": 5,
+            "buffer_count": host.NVME_PARAM_BUFFERS,
             "buffer_size": nvme_buffer_elements(model, candidate.degrees),
-            "max_in_cpu": 1_000_000_000,
+            "max_in_cpu": host.MAX_IN_CPU_ELEMENTS,
         }
     return block
 
@@ -133,4 +133,4 @@ def offload_param_section(model: ModelShape, candidate: Candidate) -> dict[str, 
 def nvme_buffer_elements(model: ModelShape, degrees: Degrees) -> int:
     """Elements of one staging buffer: the largest parameter shard has to fit into one, or the engine stops."""
     shard = ceil_div(largest_tensor_numel(model, degrees.tp), degrees.dp)
-    return max(NVME_BUFFER_ELEMENTS, ceil_div(shard, AIO_ALIGNMENT_ELEMENTS) * AIO_ALIGNMENT_ELEMENTS)
+    return max(host.NVME_BUFFER_ELEMENTS, ceil_div(shard, AIO_ALIGNMENT_ELEMENTS) * AIO_ALIGNMENT_ELEMENTS)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from planner.memory import host
 from planner.memory.sizes import rank_sizes
 from planner.records.candidate import Degrees, Offload, ZeroSettings, ZeroStage
-from planner.records.request import Request
+from planner.records.model import ModelShape
 from planner.units import GIB
 
 
@@ -52,15 +52,12 @@ OFFLOADED_SUB_GROUPS = (100_000_000, 120_000_000, 200_000_000, 250_000_000, 500_
 NEARLY_EQUAL = 1.01
 
 
-def chosen_settings(request: Request, zero: ZeroStage, degrees: Degrees, offload: Offload) -> ZeroSettings:
-    """The sizes for one strategy: those of the stage, and a sub-group that wastes little page-locked memory."""
-    settings = default_settings(zero, request.model.hidden, request.cluster.gpu.memory_bytes)
-    on_host = offload in (Offload.OPTIMIZER, Offload.OPTIMIZER_AND_PARAMS)
-    if zero is not ZeroStage.PARAMETERS or not on_host or degrees.tp > 1 or request.workload.adapter is not None:
+def frugal_on_host(settings: ZeroSettings, model: ModelShape, degrees: Degrees, offload: Offload) -> ZeroSettings:
+    """The settings of a stage-3 strategy with a sub-group size that wastes little page-locked memory."""
+    if offload not in (Offload.OPTIMIZER, Offload.OPTIMIZER_AND_PARAMS) or degrees.tp > 1:
         return settings
-    return replace(
-        settings, sub_group_elements=frugal_sub_group_elements(rank_sizes(request.model, 1).tensors, degrees.dp)
-    )
+    elements = frugal_sub_group_elements(rank_sizes(model, degrees.tp).tensors, degrees.dp)
+    return replace(settings, sub_group_elements=elements)
 
 
 @lru_cache(maxsize=256)

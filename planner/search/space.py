@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Iterator
 
 from planner.geometry.adapters import adapter_parameter_count
-from planner.records.candidate import Candidate, Degrees
+from planner.records.candidate import Candidate, Degrees, ZeroStage
 from planner.records.request import Request
-from planner.search.settings import default_settings
+from planner.search.settings import default_settings, frugal_on_host
 from planner.units import divisors
 
 LARGEST_MICRO_BATCH = 1024
@@ -28,14 +28,18 @@ def strategies(request: Request) -> Iterator[Candidate]:
     trained = adapter_parameter_count(request.model, adapter) if adapter else None
     smallest = axes.micro_batch[0] if axes.micro_batch else 1
     for zero, tp, checkpointing, offload in itertools.product(axes.zero, axes.tp, axes.checkpointing, axes.offload):
+        degrees = Degrees(tp=tp, dp=max(1, cluster.world_size // tp))
+        settings = default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes, trained)
+        if zero is ZeroStage.PARAMETERS and adapter is None:
+            settings = frugal_on_host(settings, request.model, degrees, offload)
         yield Candidate(
             zero=zero,
-            degrees=Degrees(tp=tp, dp=max(1, cluster.world_size // tp)),
+            degrees=degrees,
             checkpointing=checkpointing,
             offload=offload,
             micro_batch=smallest,
             accumulation=request.workload.accumulation or 1,
-            settings=axes.settings or default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes, trained),
+            settings=axes.settings or settings,
         )
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from planner import estimate, plan
 from planner.api import Answer
+from planner.memory import host
+from planner.memory.sizes import rank_sizes
 from planner.records.estimate import Device, Moment
 from planner.records.plan import Verdict
 from planner.render.readme import readme
@@ -19,6 +21,8 @@ from planner.search.capacity import (
     needed_bytes,
     pinned_host_bytes,
 )
+from planner.search.settings import frugal_sub_group_elements
+from planner.spec.model import resolve_model
 from planner.units import GB, GIB, gib_text
 
 ALL_ON_HOST = {"zero": 3, "offload": "optimizer+param", "checkpointing": "full", "tp": 1, "micro_batch": 1}
@@ -110,3 +114,20 @@ def test_a_readme_names_the_releases_that_differ() -> None:
     assert "deepspeed before 0.18.7: every rank flattens its weights in host memory" in text
     assert "deepspeed before 0.19.4" not in text  # tensor parallelism and NVMe: not this plan
     assert readme.__doc__
+
+
+# Pinned bytes per parameter of the fp32 gradients: torch's power of two of every sub-group, worked out by hand.
+# llama-30b has tensors of 119,275,520 (MLP) and 44,302,336 (attention) elements, 14.9 M and 5.5 M on each of 8 ranks.
+def test_the_sub_group_of_an_offloaded_plan_wastes_little_of_its_blocks() -> None:
+    model, dp = resolve_model("llama-30b"), 8
+    tensors = rank_sizes(model, 1).tensors
+    limit = frugal_sub_group_elements(tensors, dp)
+    groups = host.sub_group_elements(tensors, dp, limit)
+    taken = sum(1 << (4 * group - 1).bit_length() for group in groups)
+    assert taken <= 1.05 * 4 * sum(groups)
+    default = host.sub_group_elements(tensors, dp, 100_000_000)
+    assert sum(1 << (4 * group - 1).bit_length() for group in default) >= 1.2 * 4 * sum(default)
+    planned = plan(model="llama-30b", gpus="8xA100-80G", zero=3, tp=1, offload="optimizer+param", host_ram=2000, top=1)
+    assert planned.plan.ranked[0].candidate.settings.sub_group_elements == limit
+    kept = plan(model="llama-30b", gpus="8xH200", zero=3, tp=1, offload="none", top=1).plan.ranked[0]
+    assert kept.candidate.settings.sub_group_elements == 100_000_000
