@@ -99,13 +99,15 @@ def _saved_state_bytes(given: Inputs) -> int:
 def checkpoint_term(given: Inputs) -> Term:
     """One whole checkpoint of the job, all ranks together, wherever the output folder lies."""
     c, e = given.candidate, given.element_bytes
-    trained = given.sizes.total * c.degrees.tp
+    tp, sizes, sharded = c.degrees.tp, given.sizes, c.zero is ZeroStage.PARAMETERS
+    whole = sizes.total - sizes.divided  # on every tensor-parallel rank, but once in all at stage 3
+    trained = tp * sizes.divided + (1 if sharded else tp) * whole
     engine_bytes = given.precision.state_bytes * trained
     if given.precision is Precision.FP32 and c.zero is ZeroStage.DISABLED:
         engine_bytes = 0
-    engine_bytes += c.degrees.tp * _saved_state_bytes(given)
-    engine_weights = 0 if c.zero is ZeroStage.PARAMETERS else e * trained
-    consolidated = e * (given.sizes.total if given.frozen_weight_bytes else given.model_elements)
+    engine_bytes += _saved_state_bytes(given) * trained // sizes.total
+    engine_weights = 0 if sharded else e * trained
+    consolidated = e * (sizes.total if given.frozen_weight_bytes else given.model_elements)
     return Term(
         name="checkpoint/files", device=Device.DISK, moments=(Moment.SAVE,),
         size_bytes=engine_bytes + engine_weights + consolidated,
