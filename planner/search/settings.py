@@ -1,9 +1,9 @@
 """The ZeRO sizes dsplan chooses for a candidate, explicit numbers for every file it writes.
 
-In: stage, model width, GPU memory, offload. Out: `ZeroSettings`. Buckets are large enough that a collective runs at the
-link's rate
-and small enough not to cost memory: about 0.4 GB at stages 1-2; the width-dependent values of the Hugging Face
-integration at stage 3; sub-groups of 1e8 elements, whose fp32 cast costs 0.6 GB and whose pinned buffers fill 512 MiB.
+In: stage, model width, GPU memory, offload. Out: `ZeroSettings`. Buckets are large enough that a collective runs at
+the link's rate and small enough not to cost memory: about 0.4 GB at stages 1-2; the width-dependent values of the
+Hugging Face integration at stage 3; sub-groups of 1e8 elements, whose fp32 cast costs 0.6 GB. In host memory no cast is
+made, and the sub-group is the one whose page-locked blocks waste least.
 """
 
 from __future__ import annotations
