@@ -1,14 +1,19 @@
 """What others would have answered: DeepSpeed's own estimators, and the rule of thumb that plans used to be made with.
 
-In: a run's counts. Out: bytes of one GPU. Question: how far are they from what was measured, on the same runs?
+In: a run's shape, candidate and tokens. Out: bytes of one GPU. Question: how far are they from what was measured, on
+the same runs?
 """
 
 from __future__ import annotations
 
-from planner.accuracy.run import Run, run_of
-from planner.accuracy.score import Scored
+from collections.abc import Iterable
+
+from planner.accuracy.run import run_of
+from planner.accuracy.score import Scored, error_of, signed_error
 from planner.memory.sizes import rank_sizes
-from planner.records.candidate import Offload, ZeroStage
+from planner.records.candidate import Candidate, Offload, ZeroStage
+from planner.records.model import ModelShape
+from planner.units import GIB
 
 PEERS = ("DeepSpeed's estimators", "16 bytes + 15sbhL")
 
@@ -53,14 +58,14 @@ def sixteen_bytes_rule_bytes(
     return weights + gradients + states + 15 * tokens * hidden * layers
 
 
-def peer_bytes(run: Run) -> tuple[int, int]:
-    """The answers of both for one run, in the order of `PEERS`.
+def peer_bytes(shape: ModelShape, candidate: Candidate, tokens: int) -> tuple[int, int]:
+    """The answers of both for one run of `tokens` a micro-batch on each GPU, in the order of `PEERS`.
 
     They are given what they do not ask for: the parameters of one tensor-parallel rank and the ranks that share them.
     A stage below 2 gets the ZeRO-2 estimate, the nearest there is.
     """
-    sizes, gpus = rank_sizes(run.shape, run.candidate.degrees.tp), run.candidate.degrees.dp
-    stage, offload = run.candidate.zero, run.candidate.offload
+    sizes, gpus = rank_sizes(shape, candidate.degrees.tp), candidate.degrees.dp
+    stage, offload = candidate.zero, candidate.offload
     offloaded = offload is not Offload.NONE
     if stage is ZeroStage.PARAMETERS:
         largest = max(sizes.embedding, sizes.head, sizes.layer_largest_tensor)
@@ -71,9 +76,8 @@ def peer_bytes(run: Run) -> tuple[int, int]:
         shared = gpus if stage is not ZeroStage.DISABLED else 1
         estimator = zero2_estimate_bytes(sizes.total, shared, cpu_offload=offloaded)
     rule = sixteen_bytes_rule_bytes(
-        sizes.total, gpus, stage, offloaded=offloaded, tokens=run.tokens, hidden=run.shape.hidden,
-        layers=run.shape.layers,
-    )  # fmt: skip
+        sizes.total, gpus, stage, offloaded=offloaded, tokens=tokens, hidden=shape.hidden, layers=shape.layers
+    )
     return estimator, rule
 
 
@@ -82,3 +86,17 @@ def compared(scored: Scored) -> bool:
     point = scored.point
     measured = "memory" in point.for_scoring and point.counter_class not in (None, "unknown")
     return scored.prediction is not None and measured and point.firm and run_of(point).tuning.full
+
+
+def peer_errors(scored: Iterable[Scored]) -> dict[str, dict[str, list[float]]]:
+    """Signed errors of this planner and of both others by source, on the rows fair to all three."""
+    errors: dict[str, dict[str, list[float]]] = {name: {} for name in ("dsplan", *PEERS)}
+    for row in filter(compared, scored):
+        own, run = signed_error(row), run_of(row.point)
+        if own is None:
+            continue
+        others = (error_of(row, size / GIB) for size in peer_bytes(run.shape, run.candidate, run.tokens))
+        for name, error in zip(errors, (own, *others), strict=True):
+            if error is not None:
+                errors[name].setdefault(row.point.source_name, []).append(error)
+    return errors

@@ -96,8 +96,14 @@ def predicted_gib(scored: Scored) -> float | None:
 
 def signed_error(scored: Scored) -> float | None:
     """Predicted over measured, less one; 0 where a nearly full card shows less than an upper bound."""
-    predicted, measured = predicted_gib(scored), scored.point.measured_peak_gib
-    if predicted is None or not measured or scored.prediction is None:
+    predicted = predicted_gib(scored)
+    return None if predicted is None else error_of(scored, predicted)
+
+
+def error_of(scored: Scored, predicted: float) -> float | None:
+    """The error that any prediction in GiB would have on this row."""
+    measured = scored.point.measured_peak_gib
+    if not measured or scored.prediction is None:
         return None
     error = predicted / measured - 1
     full = measured * GIB >= NEARLY_FULL * scored.prediction.capacity_bytes

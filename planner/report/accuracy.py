@@ -12,8 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.accuracy.overhead import derive
-from planner.accuracy.peers import PEERS, compared, peer_bytes
-from planner.accuracy.run import run_of
+from planner.accuracy.peers import peer_errors
 from planner.accuracy.score import (
     CARD_COUNTERS,
     COUNTERS,
@@ -33,7 +32,6 @@ from planner.accuracy.score import (
     verdict,
 )
 from planner.report.table import table, wrapped
-from planner.units import GIB
 
 GROUPS = (("torch counters", TENSOR_COUNTERS), ("reserved and nvidia-smi", CARD_COUNTERS))
 
@@ -109,17 +107,8 @@ def peers_text(scored: Sequence[Scored]) -> list[str]:
 
 
 def _peer_rows(scored: Sequence[Scored]) -> list[tuple[str, ...]]:
-    by_predictor: dict[str, dict[str, list[float]]] = {name: {} for name in ("dsplan", *PEERS)}
-    for row in scored:
-        own = signed_error(row) if compared(row) else None
-        if own is None or not row.point.measured_peak_gib:
-            continue
-        measured = row.point.measured_peak_gib * GIB
-        others = (size / measured - 1 for size in peer_bytes(run_of(row.point)))
-        for name, error in zip(by_predictor, (own, *others), strict=True):
-            by_predictor[name].setdefault(row.point.source_name, []).append(error)
     cells = []
-    for name, errors in by_predictor.items():
+    for name, errors in peer_errors(scored).items():
         found = average(errors)
         if found:
             bias = statistics.fmean(statistics.median(e) for e in errors.values())

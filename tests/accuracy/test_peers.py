@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from planner.accuracy.peers import PEERS, sixteen_bytes_rule_bytes, zero2_estimate_bytes, zero3_estimate_bytes
 from planner.accuracy.points import packaged_points
-from planner.accuracy.score import score_all
+from planner.accuracy.score import error_figures, score_all
 from planner.records.candidate import ZeroStage
 from planner.report.accuracy import peers_text
 
@@ -54,3 +56,12 @@ def test_the_three_are_compared_on_the_same_rows() -> None:
     assert (int(sources), int(rows)) >= (12, 80)
     medians = {name: float(found[2]) for name, found in cells.items()}
     assert medians["dsplan"] * 3 < min(medians[peer] for peer in PEERS)
+
+
+def test_on_the_real_engine_the_planner_is_far_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "memory"))
+    from compare_estimators import errors_by_predictor
+
+    figures = {name: error_figures(found) for name, found in errors_by_predictor().items()}
+    assert all(found.rows >= 30 for found in figures.values())
+    assert figures["dsplan"].median * 10 < min(figures[peer].median for peer in PEERS)

@@ -20,7 +20,7 @@ import pytest
 
 from planner.launch.memory_check import predicted_bytes
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroStage
-from planner.records.model import Adapter, Method, Precision
+from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Attention, Loss, Workload
 from planner.spec import ds_config
 from planner.spec.hf_config import shape_from_config
@@ -31,8 +31,8 @@ TOLERANCE = {"load": 0.02, "init": 0.02, "forward": 0.02, "backward": 0.01, "ste
 OFFLOAD_TOLERANCE = {"load": 0.04, "init": 0.04, "forward": 0.04, "backward": 0.03, "step": 0.03}
 
 
-def predicted(run: Mapping[str, Any], folder: Path) -> dict[str, int]:
-    """What `dsplan estimate --config` would plan with, as bytes of the fullest rank by phase."""
+def planned(run: Mapping[str, Any], folder: Path) -> tuple[ModelShape, Workload, Candidate]:
+    """What `dsplan estimate --config` would plan with."""
     fields = GOLDEN["models"][run["model"]]
     model = shape_from_config(fields, name=run["model"], source="test")
     file = folder / "ds_config.json"
@@ -61,7 +61,12 @@ def predicted(run: Mapping[str, Any], folder: Path) -> dict[str, int]:
         if adapter
         else None,
     )
-    return {phase.value: size for phase, size in predicted_bytes(model, workload, candidate).items()}
+    return model, workload, candidate
+
+
+def predicted(run: Mapping[str, Any], folder: Path) -> dict[str, int]:
+    """Bytes of the fullest rank by phase."""
+    return {phase.value: size for phase, size in predicted_bytes(*planned(run, folder)).items()}
 
 
 def offloads(run: Mapping[str, Any]) -> bool:
