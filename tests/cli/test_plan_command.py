@@ -192,10 +192,10 @@ def test_show_lists_every_table_with_sources(capsys: pytest.CaptureFixture[str])
 
 
 CONTRACT_FLAGS = {
-    "--model", "--gpus", "--seq-len", "--global-batch", "--method", "--lora-rank", "--lora-targets", "--precision", "--
-    optimizer", "--attention", "--loss", "--host-ram", "--zero", "--tp", "--micro-batch", "--checkpointing", "--
-    offload", "--accumulation", "--config", "--objective", "--margin", "--integration", "--tokens", "--launcher", "--
-    script", "--out", "--top", "--json", "--smoke", "--force", "--batch",
+    "--model", "--gpus", "--seq-len", "--global-batch", "--method", "--lora-rank", "--lora-targets", "--precision",
+    "--optimizer", "--attention", "--loss", "--host-ram", "--zero", "--tp", "--micro-batch", "--checkpointing",
+    "--offload", "--accumulation", "--config", "--objective", "--margin", "--integration", "--tokens", "--launcher",
+    "--script", "--out", "--top", "--json", "--smoke", "--force", "--batch",
 }  # fmt: skip
 
 
