@@ -34,7 +34,7 @@ from planner.resources import read_text
 
 __all__ = ["Check", "DryRunFailed", "SmokeResult", "run_smoke", "smoke_text"]
 
-SCRIPTS = ("smoke_train.py", "smoke_memory.py", "smoke_optimizers.py")
+SCRIPTS = ("smoke_train.py", "smoke_task.py", "smoke_checks.py", "smoke_memory.py", "smoke_optimizers.py")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
 MAX_RANKS = 8
 NOT_IN_FORCE_HINT = "was a file edited? write the plan again, or plan what the file says with --config ds_config.json"
