@@ -27,6 +27,8 @@ from planner.records.candidate import Checkpointing
 from planner.records.estimate import Term
 
 SOURCE = "the framework's own layers, traced (planner/accuracy/layers.py)"
+LITGPT_CHUNK = 128
+"""Tokens of each sequence whose logits LitGPT computes at once (litgpt/finetune/lora.py `lm_head_chunk_size`)."""
 CODES = {
     Layers.LITGPT: LITGPT,
     Layers.TORCHTUNE: TORCHTUNE,
@@ -74,9 +76,13 @@ def loss_terms(run: Run) -> list[Term]:
     unpacked = 2 * run.shape.vocab * run.shape.hidden if run.tuning.frozen_head_bytes < 2 else 0
     chunked = run.layers is Layers.TORCHTUNE and run.tuning.full and run.point.fused_ce != "none"
     head = 2 * run.shape.vocab * run.shape.hidden if chunked else 0
+    in_pieces = run.layers is Layers.LITGPT and not run.tuning.full
+    in_chunk = run.candidate.micro_batch * min(LITGPT_CHUNK, run.workload.seq_len) if in_pieces else 0
+    chunk = max(0, 8 * run.shape.vocab * in_chunk - unpacked)  # the losses of all chunks go first, then their products
     return [
         term("logits/forward", LOSS, run.tokens * forward, f"{run.tokens} tokens x {forward}", SOURCE),
         term("logits/backward", LOSS_BACKWARD, run.tokens * backward, f"{run.tokens} tokens x {backward}", SOURCE),
+        term("logits/chunk", LOSS_BACKWARD, chunk, f"{in_chunk} tokens x 8V, above an unpacked head", SOURCE),
         term("gathered/head", HEAD, unpacked, "2 * V * h: a 4-bit head, unpacked for its product", SOURCE),
         term("gradients/chunked_head", LOSS_BACKWARD, head, "2 * V * h: summed up chunk by chunk", SOURCE),
     ]
@@ -86,13 +92,14 @@ def loss_bytes_per_token(run: Run) -> tuple[int, int]:
     """At the end of forward, and at the start of backward.
 
     Formula: LitGPT 8V with chunks of 128 tokens: Lightning Fabric returns fp32 logits 4V, and each chunk keeps its
-        log-softmax 4V; 12V for full fine-tuning, where the logits are one tensor and its shifted copy is another.
+        log-softmax 4V; backward adds 8V for the tokens of one chunk. 12V for full fine-tuning, where the logits are one
+        tensor and its shifted copy is another.
         torchtune in chunks 6V: 16-bit logits 2V and the log-softmax 4V, which a compiled loss recomputes; in one piece
         10V and 12V. llm-foundry 2V: flash-attention's kernel overwrites the 16-bit logits with their gradient.
     Source: LitGPT utils.py `chunked_cross_entropy`, lightning/fabric/plugins/precision/half.py `convert_output`;
         torchtune modules/loss/ce_chunked_output_loss.py, compiled by torchtune/training/_compile.py `compile_loss`;
         flash_attn/losses/cross_entropy.py with `inplace_backward`, llm-foundry's default `loss_fn`.
-    Leaves out: the logits and gradients of one chunk.
+    Leaves out: torchtune's logits and gradients of one chunk.
     """
     vocab = run.shape.vocab
     if run.layers is Layers.LITGPT:

@@ -100,13 +100,13 @@ def run_of(point: Point) -> Run:
             adapter=adapter_of(tuning, shape) if framework.layers is Layers.TRANSFORMERS else None,
         ),
         candidate=Candidate(
-            zero=ZeroStage(point.zero_stage or 0),
+            zero=_stage(point),
             degrees=Degrees(tp=tp, dp=shards),
             checkpointing=Checkpointing.FULL if point.grad_checkpoint == "full" else Checkpointing.NONE,
             offload=offload_of(point.offload),
             micro_batch=_given(point, "micro_batch"),
             accumulation=point.grad_accum or 1,
-            settings=run_settings(point.framework or "", ZeroStage(point.zero_stage or 0), shape.hidden),
+            settings=run_settings(point.framework or "", _stage(point), shape.hidden),
         ),
         sequence_parallel=bool(point.seq_parallel_megatron),
         checkpoints_offloaded=activations_offloaded(point.offload),
@@ -126,6 +126,13 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
              "down": ("mlp.c_proj",)},
 }  # fmt: skip
 """Where an adapter sits to the module names of the shapes that `shape_of` makes."""
+
+
+def _stage(point: Point) -> ZeroStage:
+    stage = point.zero_stage or 0
+    if stage not in tuple(ZeroStage):
+        raise PlannerError(f"`{point.id}` has ZeRO stage {stage}", hint="stages are 0 to 3")
+    return ZeroStage(stage)
 
 
 def adapter_of(tuning: Tuning, shape: ModelShape) -> Adapter | None:
