@@ -116,9 +116,10 @@ def score_forward_bytes_per_position(family: Family, heads: int, width: int, att
 
     Formula: (8 + w)A: scores, their fp32 copy and the softmax (8A where w = 4); 2wA with the softmax in the storage
         type; (12 + w)A bloom, 4wA falcon, 12A mpt, of which wA under checkpointing alone; 20A falcon with ALiBi;
-        8A where torch's own mathematics stands in for a fused kernel.
+        (8 + w)A gpt_neo, whose loop still names the weights of the layer below; 8A where torch's own mathematics stands
+        in for a fused kernel.
     Source: traced op by op; bloom, falcon and mpt add a mask out of place.
-    Leaves out: the cast of query and key to fp32 (gpt_neo, gptj).
+    Leaves out: nothing.
     """
     if attention is not Attention.EAGER:
         return (8 * heads if attention is Attention.SDPA and family.projections is Projections.MATH else 0), 0
@@ -138,9 +139,9 @@ def operand_bytes_per_token(
     Formula: wh of the normed input (none with the norms behind) + w(A + 2K)d; rotated queries and keys w(A + K)d more
         where the fused projection stays; key and value repeated for every query head 2wAd (a view where K = 1); the
         family's own tensors of wh each, without the 3wAd that a single sample does not copy; fp32 copies 12Ad for
-        torch's own mathematics (4Ad, the scaled query, where w = 4).
+        torch's own mathematics (4Ad, the scaled query, where w = 4), 8Ad of query and key (gpt_neo, none where w = 4).
     Source: traced with every model type.
-    Leaves out: fp32 copies of query and key (gpt_neo).
+    Leaves out: nothing.
     """
     query, key = heads * shape.head_dim, kv_heads * shape.head_dim
     values = query + 2 * key
@@ -151,7 +152,9 @@ def operand_bytes_per_token(
     if 1 < kv_heads < heads:
         values += 2 * query
     uncopied = uncopied_bytes_per_token(shape, family, heads, width, single=single)
-    in_fp32 = (12 if width < 4 else 4) * query if family.projections is Projections.MATH else 0
+    in_fp32 = 8 * query if family.fp32_names and width < 4 else 0
+    if family.projections is Projections.MATH:
+        in_fp32 = (12 if width < 4 else 4) * query
     return width * (values + family.forward_streams * shape.hidden) - uncopied + in_fp32
 
 

@@ -71,6 +71,7 @@ class Family:
     fp32_softmax: bool = True  # eager attention's softmax is computed in fp32 and cast back
     fp32_scores: bool = False  # scores are cast to fp32 before a softmax in the storage type
     fp32_operands: bool = False  # eager attention multiplies query and key in fp32
+    fp32_names: bool = False  # and local names hold these copies during the softmax
     softmax_bytes: tuple[int, int] = (0, 0)  # alive at a recomputed eager softmax, where it sets the peak: fixed, per w
     forward_softmax_bytes: tuple[int, int, int] | None = None  # in a checkpointed first forward, where unusual: fixed,
     # per w, and of these per w what is gone by then without checkpointing
@@ -105,7 +106,9 @@ FAMILIES: Mapping[str, Family] = {
     "stablelm": Family(norm=NormCode.LAYER, output_copied=True, residual_dropouts=1, forward_streams=2),
     "gpt2": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, fp32_softmax=False, forward_streams=1),
     "gpt_bigcode": Family(norm=NormCode.LAYER, projections=Projections.VIEWS, forward_streams=1),
-    "gpt_neo": Family(norm=NormCode.LAYER, kernels=_FLASH_ONLY, fp32_operands=True),
+    "gpt_neo": Family(
+        norm=NormCode.LAYER, kernels=_FLASH_ONLY, fp32_operands=True, fp32_names=True, forward_softmax_bytes=(8, 1, 0)
+    ),
     "gpt_neox": Family(norm=NormCode.LAYER, projections=Projections.ROTATED, output_copied=True),
     "gptj": Family(norm=NormCode.LAYER, fp32_operands=True, forward_streams=3),
     "opt": Family(norm=NormCode.LAYER, forward_streams=2),

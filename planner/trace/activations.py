@@ -25,6 +25,8 @@ from planner.trace.layers import chosen_layers, decoder_layers, kinds_of_layers,
 from planner.trace.live import TooManyOperators
 from planner.trace.step import StepBytes, run_step
 
+LOOP_LENGTHS = (256, 384, 512)
+"""For code that loops over chunks of tokens: several chunks each."""
 WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size", "attention_window_size")
 
 
@@ -46,12 +48,16 @@ def _trace(shape: ModelShape, seq_len: int, attention: Attention, width: int) ->
     kinds = kinds_of_layers(getattr(holder, name), config)
     chosen = chosen_layers(kinds)
     shorten(model, config, chosen)
-    stacks = [
-        _stack(shape, model, [kinds[i] for i in chosen], checkpointing, shortest, lengths, width)
-        for checkpointing in Checkpointing
-        for shortest, lengths in _lengths(seq_len, _window(config), attention)
-    ]
-    return TracedActivations(attention=attention, width=width, stacks=tuple(stacks))
+    short = [kinds[i] for i in chosen]
+    try:
+        stacks = _stacks(shape, model, short, _lengths(seq_len, _window(config), attention), width)
+    except TooManyOperators:
+        # Chunks of tokens in a loop: what they keep grows with the length, so short samples tell it as well.
+        try:
+            stacks = _stacks(shape, model, short, [(0, LOOP_LENGTHS)], width)
+        except TooManyOperators:
+            raise _cannot(shape, "its layers loop over tokens where a CUDA kernel is missing") from None
+    return TracedActivations(attention=attention, width=width, stacks=stacks)
 
 
 def _window(config: Any) -> int | None:
@@ -73,6 +79,20 @@ def _three(above: int, longest: int) -> tuple[int, int, int]:
     last = max(longest, above + 3)
     first = max(above + 1, last // 4)
     return first, max(first + 1, (first + last) // 2), last
+
+
+def _stacks(
+    shape: ModelShape,
+    model: Any,
+    kinds: Sequence[int],
+    regimes: Sequence[tuple[int, tuple[int, int, int]]],
+    width: int,
+) -> tuple[TracedStack, ...]:
+    return tuple(
+        _stack(shape, model, kinds, checkpointing, shortest, lengths, width)
+        for checkpointing in Checkpointing
+        for shortest, lengths in regimes
+    )
 
 
 def _stack(
@@ -131,10 +151,14 @@ def _run(shape: ModelShape, model: Any, micro_batch: int, seq_len: int, *, check
     try:
         return run_step(deepcopy(model), micro_batch=micro_batch, seq_len=seq_len, checkpointed=checkpointed)
     except TooManyOperators:
-        reason = "its layers loop over tokens where a CUDA kernel is missing"
+        raise
     except Exception as error:  # whatever the code of that model raises on tensors without values
-        reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
-    raise PlannerError(
+        first_line = (str(error).strip() or "-").splitlines()[0][:120]
+        raise _cannot(shape, f"{type(error).__name__}: {first_line}") from None
+
+
+def _cannot(shape: ModelShape, reason: str) -> PlannerError:
+    return PlannerError(
         f"the activations of `{shape.model_type}` cannot be traced: {reason}",
-        hint="its formulas are not known to dsplan; a model type that `dsplan show models` lists can be planned",
+        hint="dsplan has no formulas for that type either; `dsplan show models` lists models whose types it has",
     )

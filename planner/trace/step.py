@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.trace.build import give_fake_storage
+from planner.trace.kernels import fused_attention
 from planner.trace.live import Timeline, watching
 
 
@@ -36,7 +37,7 @@ def run_step(model: Any, *, micro_batch: int, seq_len: int, checkpointed: bool) 
     entries: list[int] = []
     exits: list[int] = []
     left: dict[int, int] = {}  # layer -> when the gradient left it towards the layer below
-    with FakeTensorMode(), _unmasked():
+    with FakeTensorMode(), _unmasked(), fused_attention():
         give_fake_storage(model)
         if checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

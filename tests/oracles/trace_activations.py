@@ -268,7 +268,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "num_experts_per_tok": 4, "head_dim": 64},
     "olmoe": {"model_type": "olmoe", **GROUPED, "num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 192},
 }
-LATENT = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+# Values as wide as queries: for others a CPU has no fused kernel, and would keep every score.
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48}
 ROUTED = {**WIDE, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
 WITHOUT_FORMULAS: dict[str, dict[str, Any]] = {
     "persimmon": {"model_type": "persimmon", **PLAIN},
