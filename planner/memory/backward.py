@@ -31,8 +31,10 @@ def late_layers(given: Inputs) -> int:
     """
     c, order = given.candidate, given.sizes.order
     depth = len(order.layers)
-    if c.zero in (ZeroStage.DISABLED, ZeroStage.PARAMETERS) or not reduces_at_once(given):
+    if c.zero is ZeroStage.DISABLED or not reduces_at_once(given):
         return min(1, depth)
+    if c.zero is ZeroStage.PARAMETERS:
+        return min(depth, max(1, reduction(order, c.settings.reduce_bucket_elements, None).first_copy))
     bucket, share = c.settings.reduce_bucket_elements, gradient_partition_bytes(given.sizes.total, c.degrees, 1)
     if holds_foreign(given):
         return max(1, order.layers_in_first_part(share))
@@ -48,9 +50,9 @@ def holds_foreign(given: Inputs) -> bool:
 
 
 def reduces_at_once(given: Inputs) -> bool:
-    """Whether a gradient is reduced when it comes (stage 2, or overlap_comm), not when backward is over."""
+    """Whether a gradient is reduced when it comes (from stage 2, or overlap_comm), not when backward is over."""
     c = given.candidate
-    return c.zero is ZeroStage.GRADIENTS or c.settings.overlap_comm
+    return c.zero >= ZeroStage.GRADIENTS or c.settings.overlap_comm
 
 
 def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tuple[Term, ...]:
@@ -76,6 +78,6 @@ def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tupl
             moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if term.name not in BY_LAYER else ())}
         if term.name in BY_LAYER:
             size_bytes, formula = ceil_div(term.size_bytes * left, layers), f"{left} / {layers} * ({term.formula})"
-            spread.append(replace(term, name=f"{term.name}_left", moments=LATE, size_bytes=size_bytes, formula=formula))
+            spread.append(replace(term, moments=LATE, size_bytes=size_bytes, formula=formula))
         spread.append(replace(term, moments=tuple(sorted(moments))))
     return tuple(spread)

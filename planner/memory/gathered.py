@@ -1,6 +1,7 @@
 """Stage-3 parameters that are whole on a rank: persistent, kept for reuse, prefetched, or in use.
 
-In: rank sizes and stage-3 settings. Out: bytes, by the instant they are gathered.
+In: rank sizes and stage-3 settings. Out: elements or bytes, by the instant they are gathered. A parameter counts as
+live from the gather that fetches it to its release; `stage3_max_live_parameters` throttles prefetching only.
 """
 
 from __future__ import annotations
@@ -21,33 +22,107 @@ def reused_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Che
     return min(sizes.total, settings.max_reuse_distance // passes)
 
 
-def live_bytes(
-    sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, element_bytes: int, *, tp: int
-) -> int:
-    """Gathered parameters at the turn from forward to backward.
+def partitioned(numel: int, settings: ZeroSettings) -> int:
+    """Elements of one tensor if stage 3 partitions it, 0 if it persists.
 
-    Formula: e * min(P, max(reused, head, largest tensor of a layer, max_live with prefetching)): from the third
-    iteration
-    on, every module call fetches ahead, so the lead grows until `stage3_max_live_parameters` stops it. AutoTP's linear
-    layers save their gathered weights for backward: all divided ones without checkpointing, one layer's with it.
-    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8); measured on
-    the engine.
-    Leaves out: the one tensor by which the limit is overshot.
+    Source: deepspeed/runtime/zero/partition_parameters.py, `ds_persist` (0.19.8).
     """
-    ahead = settings.max_live_parameters if settings.prefetch_bucket_elements else 0
-    saved = 0 if tp == 1 else sizes.layer_divided if checkpointing is Checkpointing.FULL else sizes.divided
-    reused = reused_elements(sizes, settings, checkpointing)
-    return element_bytes * min(sizes.total, max(reused, sizes.head, sizes.layer_largest_tensor, ahead, saved))
+    return numel if numel > settings.param_persistence_threshold else 0
 
 
-def end_of_backward_bytes(sizes: RankSizes, element_bytes: int) -> int:
-    """Gathered parameters when the first layer and the embedding finish their backward.
+def partitioned_total(sizes: RankSizes, settings: ZeroSettings) -> int:
+    """Elements of all tensors that stage 3 partitions."""
+    return sizes.total - sizes.persistent(settings.param_persistence_threshold)
 
-    Formula: e * max(layer, embedding).
-    Source: as `live_bytes`.
+
+def partitioned_layer(sizes: RankSizes, settings: ZeroSettings) -> int:
+    """Elements of the last layer's tensors that stage 3 partitions."""
+    return sum(partitioned(numel, settings) for numel in sizes.order.layers[-1])
+
+
+def prefetched_elements(sizes: RankSizes, settings: ZeroSettings, *, in_use: int) -> int:
+    """Live parameters that prefetching reaches from the third iteration on; 0 where what is in use leaves no room.
+
+    Formula: max_live + largest tensor of a layer, at most P: every module fetches ahead until the limit is passed.
+    Source: partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8).
     Leaves out: nothing known.
     """
-    return element_bytes * max(sizes.layer, sizes.embedding)
+    if not settings.prefetch_bucket_elements or settings.max_live_parameters <= in_use:
+        return 0
+    return settings.max_live_parameters + partitioned(sizes.layer_largest_tensor, settings)
+
+
+def turn_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, *, tp: int) -> int:
+    """Live parameters while the head runs, at the end of forward and at the start of backward.
+
+    Formula: min(P, max(head, reused, prefetched)), P without persistent parameters. AutoTP's linear layers save their
+    gathered weights for backward: all divided ones without checkpointing, one layer's with it.
+    Source: partitioned_param_coordinator.py (0.19.8), deepspeed/module_inject/layers.py; measured on the engine.
+    Leaves out: nothing known.
+    """
+    head = partitioned(sizes.head, settings)
+    saved = 0 if tp == 1 else sizes.layer_divided if checkpointing is Checkpointing.FULL else sizes.divided
+    ahead = prefetched_elements(sizes, settings, in_use=head)
+    live = max(head, reused_elements(sizes, settings, checkpointing), ahead, saved)
+    return min(live, partitioned_total(sizes, settings))
+
+
+def layer_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, *, tp: int) -> int:
+    """Live parameters while the last layer is differentiated.
+
+    Formula: as at the head, but for the head itself: at least the largest tensor of a layer, the whole layer with
+    checkpointing, whose recomputation releases nothing before its backward.
+    Source: as `turn_elements`; traced on the engine.
+    Leaves out: the second tensor in flight where max_live is smaller than a layer.
+    """
+    head = partitioned(sizes.head, settings)
+    recomputed = checkpointing is Checkpointing.FULL
+    in_use = partitioned_layer(sizes, settings) if recomputed else partitioned(sizes.layer_largest_tensor, settings)
+    saved = 0 if tp == 1 else sizes.layer_divided if checkpointing is Checkpointing.FULL else sizes.divided
+    reused = reused_elements(sizes, settings, checkpointing) - head
+    live = max(in_use, reused, prefetched_elements(sizes, settings, in_use=in_use), saved)
+    return min(live, partitioned_total(sizes, settings))
+
+
+def group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
+    """The flat buffer of one coalesced gather, beside the parameters copied out of it, until the last one is used.
+
+    Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; 0 where one
+    matrix exceeds it, which is gathered alone and not copied, and where the whole model is reused.
+    Source: partition_parameters.py `_all_gather_coalesced`, `_all_gather_sequential`, `AllGatherCoalescedHandle`
+    (0.19.8).
+    Leaves out: groups at the end of the model, which are smaller.
+    """
+    largest, total = partitioned(sizes.layer_largest_tensor, settings), partitioned_total(sizes, settings)
+    room = min(settings.prefetch_bucket_elements, settings.max_live_parameters)
+    if room <= largest or reused_elements(sizes, settings, checkpointing) >= total:
+        return 0
+    return min(total, room + largest)
+
+
+def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
+    """The flat buffer of the gather that brings the head, which shares it with the final norm at least.
+
+    Formula: max(head, prefetch bucket + largest tensor of a layer), at most P; 0 where prefetching has no room for it.
+    Source: as `group_elements`; traced on the engine.
+    Leaves out: matrices of the last layer in the head's group.
+    """
+    head, total = partitioned(sizes.head, settings), partitioned_total(sizes, settings)
+    if not settings.prefetch_bucket_elements or settings.max_live_parameters <= head:
+        return 0
+    largest = partitioned(sizes.layer_largest_tensor, settings)
+    bucket = min(settings.prefetch_bucket_elements, settings.max_live_parameters)
+    return min(total, max(head, bucket + largest if bucket > largest else 0))
+
+
+def end_of_backward_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
+    """Gathered parameters when the first layer and the embedding finish their backward.
+
+    Formula: e * max(layer's largest tensor, embedding).
+    Source: partitioned_param_coordinator.py (0.19.8).
+    Leaves out: nothing known.
+    """
+    return element_bytes * max(partitioned(n, settings) for n in (sizes.layer_largest_tensor, sizes.embedding))
 
 
 def embedding_and_head_bytes(sizes: RankSizes, element_bytes: int) -> int:
@@ -58,40 +133,6 @@ def embedding_and_head_bytes(sizes: RankSizes, element_bytes: int) -> int:
     Leaves out: why; it matters only where sub-groups are much smaller than the model.
     """
     return element_bytes * (sizes.embedding if sizes.tied else sizes.embedding + sizes.head)
-
-
-def prefetch_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
-    """Parameters that one coalesced prefetch gathers; 0 when the live limit leaves no room for any.
-
-    Formula: prefetch bucket + largest tensor of a layer, at most P: the bucket is filled until it is exceeded.
-    Source: partitioned_param_coordinator.py `_fetch_sub_module_impl` (0.19.8).
-    Leaves out: groups at the end of the model, which are smaller.
-    """
-    if not settings.prefetch_bucket_elements or settings.max_live_parameters <= sizes.head:
-        return 0
-    return min(sizes.total, settings.prefetch_bucket_elements + sizes.layer_largest_tensor)
-
-
-def forward_copies_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
-    """Flat buffers of gathers beside the parameters copied out of them, during forward.
-
-    Formula: e * max(3 * group, 2 * largest tensor of a layer): a group's buffer lives until its last parameter is used,
-    and three groups overlap.
-    Source: partition_parameters.py `AllGatherCoalescedHandle` (0.19.8); the three is measured on the engine.
-    Leaves out: nothing known.
-    """
-    return element_bytes * max(3 * prefetch_group_elements(sizes, settings), 2 * sizes.layer_largest_tensor)
-
-
-def backward_copies_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
-    """The same during backward.
-
-    Formula: e * (group + largest tensor of a layer), at least 2 * e * largest tensor of a layer.
-    Source: as `forward_copies_bytes`; measured on the engine.
-    Leaves out: nothing known.
-    """
-    group = prefetch_group_elements(sizes, settings)
-    return element_bytes * (max(group, sizes.layer_largest_tensor) + sizes.layer_largest_tensor)
 
 
 def persistent_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:

@@ -117,6 +117,7 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
     model = build_model(fields, run)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     peaks = {"load": counter.take_peak_bytes()}
+    draw_experts(model)
     config = as_the_trainer_fills_it(run["config"], model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
@@ -162,10 +163,21 @@ def build_model(fields: dict[str, Any], run: dict[str, Any]) -> Any:
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(r=run["adapter"]["rank"], target_modules=run["adapter"]["targets"], task_type="CAUSAL_LM")
-        model = get_peft_model(model, adapter)
+        model = get_peft_model(model, adapter, autocast_adapter_dtype=False)  # as the plan's train.py
         if run["checkpointing"]:
             model.enable_input_require_grads()
     return model
+
+
+def draw_experts(model: Any) -> None:
+    """Numbers for stacked experts, which zero.Init leaves as they lay in memory: training stops at the first NaN."""
+    import deepspeed
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if "experts" in name:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")):
+                torch.nn.init.normal_(parameter, std=0.02)
 
 
 def as_the_trainer_fills_it(config: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""Stage 3: everything shared out, parameters gathered module by module.
+
+In: `Inputs`. Out: terms. Question: which shards, gathered parameters, gradients and buffers are on the GPU at which
+moment?
+"""
+
+from __future__ import annotations
+
+from planner.memory import buffers, gathered, states, transients
+from planner.memory.backward import late_layers
+from planner.memory.gpu_updates import stage_three_update
+from planner.memory.inputs import (
+    FORWARD_BACKWARD,
+    FROM_INIT,
+    FROM_INIT_STATES,
+    LATE,
+    LAYER,
+    REDUCTION,
+    STAGE3,
+    ZERO_PAPER,
+    Inputs,
+    term,
+)
+from planner.memory.reduction import reduction
+from planner.records.candidate import Offload
+from planner.records.estimate import Moment, Term
+from planner.records.request import Optimizer
+from planner.units import ceil_div
+
+COORDINATOR = "deepspeed/runtime/zero/partitioned_param_coordinator.py (0.19.8)"
+PARTITION = "deepspeed/runtime/zero/partition_parameters.py (0.19.8)"
+HEAD = (Moment.FORWARD_LAYER, Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_HEAD_WEIGHT)
+
+
+def stage_three_terms(given: Inputs) -> list[Term]:
+    """Every term of stage 3 but frozen weights."""
+    c, sizes, whole, e = given.candidate, given.sizes, given.whole, given.element_bytes
+    settings = c.settings
+    bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
+    shard = states.sharded_parameter_elements(sizes.total, sizes.divided, c.degrees)
+    terms = [
+        term("load/module", (Moment.LOAD,), e * whole.largest_tensor, "e * largest tensor", f"{PARTITION} Init"),
+        term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
+        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(whole, e),
+             "e * (embedding + head)", "measured on the engine (0.19.8); where it gathers them was not traced"),
+        *_gathered(given),
+        *_gradients(given),
+        term("save/module", (Moment.SAVE,), e * whole.largest_tensor, "e * largest tensor",
+             "deepspeed/runtime/engine.py _zero3_consolidated_16bit_state_dict"),
+    ]  # fmt: skip
+    if c.offload.param_device == "none":
+        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER))
+    return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
+
+
+def _gathered(given: Inputs) -> list[Term]:
+    """Whole parameters, and the flat buffers of the gathers that bring them."""
+    c, whole, e = given.candidate, given.whole, given.element_bytes
+    settings, tp = c.settings, c.degrees.tp
+    turn = gathered.turn_elements(whole, settings, c.checkpointing, tp=tp)
+    layer = gathered.layer_elements(whole, settings, c.checkpointing, tp=tp)
+    group = gathered.group_elements(whole, settings, c.checkpointing)
+    return [
+        term("gathered/persistent", (*FORWARD_BACKWARD, Moment.SAVE), gathered.persistent_bytes(whole, settings, e),
+             "e * tensors up to stage3_param_persistence_threshold; partitioned for the step",
+             f"{PARTITION} ds_persist"),
+        term("gathered/turn", HEAD, e * turn,
+             "e * min(P, max(head, max_reuse_distance / passes, max_live_parameters + a tensor))", COORDINATOR),
+        term("gathered/head_group", HEAD[:1], e * gathered.head_group_elements(whole, settings),
+             "e * max(head, prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
+        term("gathered/layer", REDUCTION[:-1], e * layer,
+             "e * max(a layer's tensor, reused, max_live_parameters + a tensor); the layer with checkpointing",
+             COORDINATOR),
+        term("gathered/group", (HEAD[-1], *REDUCTION[:-1]), e * group,
+             "e * (prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
+        term("gathered/first_layer", REDUCTION[-1:], gathered.end_of_backward_bytes(whole, settings, e),
+             "e * max(layer's largest tensor, embedding)", COORDINATOR),
+    ]  # fmt: skip
+
+
+def _gradients(given: Inputs) -> list[Term]:
+    """Gradients on their way to their shards."""
+    c, sizes, e = given.candidate, given.sizes, given.element_bytes
+    order, dp = sizes.order, c.degrees.dp
+    walk, source = reduction(order, c.settings.reduce_bucket_elements, None), f"{STAGE3} __avg_scatter_grads"
+    cast = states.FP32_BYTES if c.settings.fp32_gradient_accumulation and e < states.FP32_BYTES else 0
+    tied = sizes.head if order.tied else 0
+    formula = "e * (a gradient + the one in reduction where it exceeds the bucket, or the bucket's copy)"
+    return [
+        term("gradients/head_made", HEAD[-1:], e * sizes.head, "e * V * h",
+             "autograd: the head's gradient comes first"),
+        term("gradients/head_in_reduction", REDUCTION[:1], e * walk.head, formula, source),
+        term("gradients/tied_head", REDUCTION[:-1], e * tied, "e * V * h, until the embedding's gradient is added",
+             "torch autograd, InputBuffer of a shared parameter"),
+        term("gradients/first_of_layer", (LAYER[0], LATE[0]), e * order.last_matrix, "e * last matrix of a layer",
+             "autograd: last used, first differentiated"),
+        term("gradients/layer_in_reduction", LAYER[1:], e * walk.last_layer, formula, source),
+        term("gradients/late_in_reduction", LATE[1:], e * walk.from_layer(late_layers(given)), formula, source),
+        term("gradients/last_in_reduction", REDUCTION[-1:], e * (walk.end + tied), formula, source),
+        term("gradients/head_cast", REDUCTION[:1], cast * ceil_div(sizes.head, dp), "4 * V * h / N", source),
+        term("gradients/layer_cast", (LAYER[1], LATE[1]), cast * ceil_div(sizes.layer_largest_tensor, dp),
+             "4 * largest tensor of a layer / N", source),
+        term("gradients/last_cast", REDUCTION[-1:], cast * ceil_div(sizes.embedding, dp), "4 * V * h / N", source),
+    ]  # fmt: skip
+
+
+def _states(given: Inputs, shard: int) -> list[Term]:
+    """What training keeps on the GPU without offload, and the step."""
+    c, sizes, e = given.candidate, given.sizes, given.element_bytes
+    degrees, width = c.degrees, given.precision.state_bytes
+    gradient_bytes = states.FP32_BYTES if c.settings.fp32_gradient_accumulation else e
+    group = transients.sub_group_elements(sizes, degrees, c.settings.sub_group_elements)
+    if given.optimizer is Optimizer.MUON:  # matrices and the rest are in sub-groups of their own
+        group = min(group, ceil_div(max(sizes.muon, sizes.total - sizes.muon), degrees.dp))
+    return [
+        term("states/master", FROM_INIT, width * shard, f"{width} * P / N", f"{STAGE3} fp32_partitioned_groups_flat"),
+        term("gradients/partition", FROM_INIT_STATES, gradient_bytes * shard,
+             "e * P / N, for the whole run", f"{STAGE3} grad_partitions_flat_buffer"),
+        term("init/master_clone", (Moment.INIT_WEIGHTS,), transients.master_clone_bytes(group, width),
+             f"{width} * S", f"{STAGE3} _create_fp32_partitions, initialize_optimizer_states"),
+        term("step/norm", (Moment.STEP_NORM,), transients.norm_slice_bytes(ceil_div(sizes.largest_tensor, degrees.dp)),
+             "8 * largest tensor / N", "deepspeed/runtime/utils.py get_norm_dtype"),
+        *stage_three_update(given, shard, group, gradient_bytes),
+    ]  # fmt: skip
