@@ -21,7 +21,7 @@ from planner.memory.backward import BY_LAYER, through_backward
 from planner.memory.estimate import add_up, estimate_memory
 from planner.memory.inputs import TRAINING, term
 from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes
-from planner.records.estimate import Device, MemoryEstimate, Term
+from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.request import Loss
 
 STATES = {Engine.MEGATRON: megatron_terms, Engine.FSDP: fsdp_terms, Engine.TORCH: torch_terms}
@@ -132,7 +132,9 @@ def _with_layers(terms: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
 
 def _through_backward(own: list[Term], planned: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
     """The run's activations at the moments between, with as many layers left as the plan's terms have."""
-    sizes = {term.name: term.size_bytes for term in planned}
     layers = run.shape.layers
-    left = next((round(layers * sizes[f"{name}_left"] / sizes[name]) for name in BY_LAYER if sizes.get(name)), 1)
+    by_layer = [t for t in planned if t.name.removesuffix("_left") in BY_LAYER]
+    whole = max((t.size_bytes for t in by_layer), default=0)
+    late = min((t.size_bytes for t in by_layer if Moment.BACKWARD_LATE in t.moments), default=0)
+    left = round(layers * late / whole) if whole else 1
     return through_backward(tuple(own), layers=layers, left=left)
