@@ -49,7 +49,12 @@ def stage_three_terms(given: Inputs) -> list[Term]:
              "deepspeed/runtime/engine.py _zero3_consolidated_16bit_state_dict"),
     ]  # fmt: skip
     if c.offload.param_device == "none":
-        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER))
+        second = states.secondary_weight_bytes(whole.total, settings.hpz_partition_size, e)
+        terms += [
+            term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER),
+            term("states/secondary_weights", (Moment.LOAD, *FROM_INIT[:-1]), second, "e * P / hpz",
+                 f"{PARTITION} _partition_param_sec"),
+        ]  # fmt: skip
     return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
 
 

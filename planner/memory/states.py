@@ -63,6 +63,17 @@ def master_bytes(rank_elements: int, stage: ZeroStage, degrees: Degrees, precisi
     return precision.state_bytes * share_elements(rank_elements, stage, State.OPTIMIZER, degrees)
 
 
+def secondary_weight_bytes(rank_elements: int, hpz_partition_size: int, element_bytes: int) -> int:
+    """hpZ's second copy of the weights, which a few ranks share so that backward gathers among them only.
+
+    Formula: e * P / hpz; 0 without hpZ.
+    Source: Wang et al. 2023, arXiv:2306.10209, section 3.2; deepspeed/runtime/zero/partition_parameters.py
+    `_partition_param_sec`, made when a parameter is partitioned; stage3.py `_post_step` drops it (0.19.8).
+    Leaves out: padding of each tensor.
+    """
+    return element_bytes * ceil_div(rank_elements, hpz_partition_size) if hpz_partition_size > 1 else 0
+
+
 def frozen_share_bytes(frozen_weight_bytes: int, dp: int) -> int:
     """A stage-3 shard of weights that are not trained.
 

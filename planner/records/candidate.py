@@ -74,6 +74,7 @@ class ZeroSettings:
     sub_group_elements: int
     pin_memory: bool
     fp32_gradient_accumulation: bool
+    hpz_partition_size: int = 1  # ranks that share a second copy of the weights at stage 3; 1: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,8 @@ def zero_section(model: ModelShape, candidate: Candidate) -> dict[str, Any]:
             "stage3_max_live_parameters": settings.max_live_parameters,
             "stage3_max_reuse_distance": settings.max_reuse_distance,
         }
+        if settings.hpz_partition_size > 1:
+            section["zero_hpz_partition_size"] = settings.hpz_partition_size
     if candidate.zero is ZeroStage.PARAMETERS or candidate.degrees.tp > 1:
         # Without it a save at stage 3, or with tensor parallelism at any stage, writes no whole model.
         section["stage3_gather_16bit_weights_on_model_save"] = True

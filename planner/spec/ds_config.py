@@ -235,4 +235,5 @@ def _settings(document: Mapping[str, Any], zero: Mapping[str, Any], stage: ZeroS
         sub_group_elements=max(1, size("sub_group_size", 1_000_000_000)),
         pin_memory=bool(pin),
         fp32_gradient_accumulation=accumulate in ("fp32", "float32"),
+        hpz_partition_size=max(1, size("zero_hpz_partition_size", 1)) if stage is ZeroStage.PARAMETERS else 1,
     )
