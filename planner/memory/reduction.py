@@ -88,6 +88,7 @@ def _arrivals(order: TensorOrder) -> Iterator[tuple[int, int]]:
         yield numel, 0
 
 
+@lru_cache(maxsize=512)
 def oversize_elements(tensors: tuple[int, ...], bucket: int) -> int:
     """Elements in tensors that are larger than the bucket, which never go through it.
 
