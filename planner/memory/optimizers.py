@@ -111,12 +111,12 @@ def whole_tensor_update_bytes(
     """The same at stage 0, tensor by tensor.
 
     Formula: 4 * (largest tensor + the one before it) for Adafactor, whose last update lives until the next is made;
-    Muon's workspace; else 0.
+    Muon's workspace and 4 * largest matrix of a layer, the update in fp32; else 0.
     Source: as `update_bytes`; measured on the engine.
     Leaves out: vectors, which are small.
     """
     if optimizer is Optimizer.MUON:
-        return muon_workspace
+        return muon_workspace + precision.state_bytes * layer_largest
     return precision.state_bytes * (largest + layer_largest) if optimizer is Optimizer.ADAFACTOR else 0
 
 
