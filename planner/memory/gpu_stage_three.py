@@ -41,17 +41,18 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     terms = [
         term("load/module", (Moment.LOAD,), e * whole.largest_tensor, "e * largest tensor", f"{PARTITION} Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
-        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(whole, e),
-             "e * (embedding + head)", "measured on the engine (0.19.8); where it gathers them was not traced"),
+        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(sizes, e),
+             "e * (embedding + head), or 2e * largest trained tensor", f"{STAGE3} create_reduce_and_remove_grad_hooks"),
         *_gathered(given),
         *_gradients(given),
         term("save/module", (Moment.SAVE,), e * whole.largest_tensor, "e * largest tensor",
              "deepspeed/runtime/engine.py _zero3_consolidated_16bit_state_dict"),
     ]  # fmt: skip
     if c.offload.param_device == "none":
+        since_load = FROM_INIT if given.frozen_weight_bytes else (Moment.LOAD, *FROM_INIT)  # adapters are made later
         second = states.secondary_weight_bytes(whole.total, settings.hpz_partition_size, e)
         terms += [
-            term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER),
+            term("states/weights", since_load, e * shard, "e * P / N", ZERO_PAPER),
             term("states/secondary_weights", (Moment.LOAD, *FROM_INIT[:-1]), second, "e * P / hpz",
                  f"{PARTITION} _partition_param_sec"),
         ]  # fmt: skip
@@ -80,6 +81,21 @@ def _gathered(given: Inputs) -> list[Term]:
              "e * (prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
         term("gathered/first_layer", REDUCTION[-1:], gathered.end_of_backward_bytes(whole, settings, e),
              "e * max(layer's largest tensor, embedding)", COORDINATOR),
+    ]  # fmt: skip
+
+
+def _secondary_weights(given: Inputs) -> list[Term]:
+    """hpZ's second copy: of a parameter from its first release in forward on."""
+    c, whole, e = given.candidate, given.whole, given.element_bytes
+    ranks, source = c.settings.hpz_partition_size, f"{PARTITION} _partition_param_sec"
+    live = gathered.turn_elements(whole, c.settings, c.checkpointing, tp=c.degrees.tp)
+    released = gathered.partitioned_total(whole, c.settings) - live
+    others = tuple(moment for moment in (Moment.LOAD, *FROM_INIT[:-1]) if moment not in HEAD)
+    return [
+        term("states/secondary_weights", HEAD, states.secondary_weight_bytes(released, ranks, e),
+             "e * (P - gathered) / hpz", source),
+        term("states/secondary_weights", others, states.secondary_weight_bytes(whole.total, ranks, e), "e * P / hpz",
+             source),
     ]  # fmt: skip
 
 
