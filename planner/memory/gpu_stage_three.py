@@ -50,12 +50,8 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     ]  # fmt: skip
     if c.offload.param_device == "none":
         since_load = FROM_INIT if given.frozen_weight_bytes else (Moment.LOAD, *FROM_INIT)  # adapters are made later
-        second = states.secondary_weight_bytes(whole.total, settings.hpz_partition_size, e)
-        terms += [
-            term("states/weights", since_load, e * shard, "e * P / N", ZERO_PAPER),
-            term("states/secondary_weights", (Moment.LOAD, *FROM_INIT[:-1]), second, "e * P / hpz",
-                 f"{PARTITION} _partition_param_sec"),
-        ]  # fmt: skip
+        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER))
+        terms += _secondary_weights(given)
     return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
 
 
