@@ -92,7 +92,7 @@ def pure_bf16_needs_zero(request: Request, candidate: Candidate) -> Breach | Non
     """Without ZeRO, DeepSpeed's bf16 optimizer always makes fp32 master weights."""
     if request.workload.precision is not Precision.PURE_BF16 or candidate.zero is not ZeroStage.DISABLED:
         return None
-    detail = "DeepSpeed keeps bf16 master weights and states from ZeRO stage 1 on only"
+    detail = "DeepSpeed keeps bf16 master weights and states from ZeRO stage 1 on only: use a stage, or `bf16`"
     return Breach(rule="pure-bf16-needs-stage", detail=detail, needed=1, available=0)
 
 
@@ -103,9 +103,9 @@ def optimizer_can_be_offloaded(request: Request, candidate: Candidate) -> Breach
     optimizer, precision = request.workload.optimizer, request.workload.precision
     reason = NOT_OFFLOADED.get(optimizer)
     if precision is Precision.PURE_BF16 and optimizer is not Optimizer.ADAMW:
-        reason = "DeepSpeed offloads bf16 master weights with its CPU Adam only"
+        reason = "DeepSpeed offloads bf16 master weights with its CPU Adam only; use `adamw`, or `bf16`"
     if candidate.offload is Offload.NVME and optimizer is not Optimizer.ADAMW:
-        reason = reason or f"DeepSpeed's swapper is known for AdamW's states only, not for those of `{optimizer.value}`"
+        reason = reason or f"NVMe offload is known for AdamW's states only; use `adamw` instead of `{optimizer.value}`"
     return None if reason is None else Breach(rule="optimizer-offload", detail=reason, needed=0, available=1)
 
 
@@ -126,7 +126,10 @@ def eight_bit_partition(request: Request, candidate: Candidate) -> Breach | None
     elements = largest_flat_elements(request.model, request.workload.adapter, candidate)
     if elements < 2**31:
         return None
-    detail = f"a partition of {elements:,} elements is too large for bitsandbytes, which counts in 32 bits"
+    detail = (
+        f"a partition of {elements:,} elements is too large for bitsandbytes, which counts in 32 bits; use ZeRO-3, "
+        "whose sub-groups are smaller, or `adamw`"
+    )
     return Breach(rule="8bit-partition", detail=detail, needed=elements, available=2**31 - 1)
 
 
