@@ -50,7 +50,7 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     ]  # fmt: skip
     if c.offload.param_device == "none":
         since_load = FROM_INIT if given.frozen_weight_bytes else (Moment.LOAD, *FROM_INIT)  # adapters are made later
-        terms.append(term("states/weights", (Moment.LOAD, *FROM_INIT), e * shard, "e * P / N", ZERO_PAPER))
+        terms.append(term("states/weights", since_load, e * shard, "e * P / N", ZERO_PAPER))
         terms += _secondary_weights(given)
     return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
 
@@ -81,14 +81,15 @@ def _gathered(given: Inputs) -> list[Term]:
 
 
 def _secondary_weights(given: Inputs) -> list[Term]:
-    """hpZ's second copy: of a parameter from its first release in forward on."""
+    """hpZ's second copy: of a parameter from its release in forward on, dropped after the step."""
     c, whole, e = given.candidate, given.whole, given.element_bytes
     ranks, source = c.settings.hpz_partition_size, f"{PARTITION} _partition_param_sec"
     live = gathered.turn_elements(whole, c.settings, c.checkpointing, tp=c.degrees.tp)
     released = gathered.partitioned_total(whole, c.settings) - live
-    others = tuple(moment for moment in (Moment.LOAD, *FROM_INIT[:-1]) if moment not in HEAD)
+    forward = HEAD[:2]
+    others = tuple(moment for moment in (Moment.LOAD, *FROM_INIT[:-1]) if moment not in forward)
     return [
-        term("states/secondary_weights", HEAD, states.secondary_weight_bytes(released, ranks, e),
+        term("states/secondary_weights", forward, states.secondary_weight_bytes(released, ranks, e),
              "e * (P - gathered) / hpz", source),
         term("states/secondary_weights", others, states.secondary_weight_bytes(whole.total, ranks, e), "e * P / hpz",
              source),
