@@ -56,7 +56,7 @@ def time_estimate(
     for kind in job.work.kinds:
         seconds = layer_seconds(kind, job, constants)
         _add_compute(sums, kind, seconds, job)
-        _add_layer_traffic(sums, kind, seconds, job, cluster, candidate, constants)
+        _add_layer_traffic(sums, kind, seconds, job, cluster, workload, candidate, constants)
     _add_head(sums, job, constants)
     _add_update(sums, job, model, cluster, workload, candidate, constants)
     terms = sums.records()
@@ -120,10 +120,14 @@ def _add_layer_traffic(
     seconds: LayerSeconds,
     job: Setup,
     cluster: Cluster,
+    workload: Workload,
     candidate: Candidate,
     constants: SpeedConstants,
 ) -> None:
-    """What the stage moves while a layer computes: gathers, reductions and shards fetched from host or NVMe."""
+    """What the stage moves while a layer computes: gathers, reductions and shards fetched from host or NVMe.
+
+    Under Muon stage 3 reduces to all ranks, as stage 2 does, because DeepSpeed refuses `reduce_scatter` there.
+    """
     stage, engine = candidate.zero, constants.engine
     parameters = kind.held_elements / job.tp
     trained = parameters if job.frozen is None else job.frozen.work.elements
@@ -135,6 +139,7 @@ def _add_layer_traffic(
         times = job.accumulation * kind.layers
         _add_overlapped(sums, times, seconds.forward, gather, 0.0, fetch, job.exposed_share)
         again = engine.zero3_backward_gathers
+        reduce *= engine.zero12_reduce_passes if workload.optimizer is Optimizer.MUON else 1
         backward = seconds.recompute_and_backward
         _add_overlapped(sums, times, backward, again * gather, reduce, again * fetch, job.exposed_share)
     elif stage is not ZeroStage.DISABLED:
