@@ -74,6 +74,16 @@ def _targets(value: Any) -> tuple[str, ...]:
     return targets
 
 
+def script_notes(adapter: Adapter | None, script: Any) -> tuple[str, ...]:
+    """What a script of the user's own has to do for the plan to hold."""
+    if adapter is None or script is None:
+        return ()
+    return (
+        f"`{script}` makes its adapters with `autocast_adapter_dtype=False`: with peft's default they stay fp32 at "
+        "ZeRO-3, and every target's input is kept once more in fp32",
+    )
+
+
 def adapter_notes(model: ModelShape, adapter: Adapter | None) -> tuple[str, ...]:
     """What is trained and what is frozen, for the list of assumptions."""
     if adapter is None:

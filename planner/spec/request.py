@@ -19,7 +19,7 @@ from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
 from planner.spec import ds_config
-from planner.spec.adapter import adapter_notes, adapter_of
+from planner.spec.adapter import adapter_notes, adapter_of, script_notes
 from planner.spec.cluster import parse_cluster
 from planner.spec.fields import MAX_MICRO_BATCH, choice, choices, integers, positive, share
 from planner.spec.model import resolve_model
@@ -30,8 +30,8 @@ DEFAULT_MARGIN = 0.05
 DEFAULT_TOP = 5
 FIELDS = (
     "model", "gpus", "seq_len", "global_batch", "method", "lora_rank", "lora_targets", "precision", "optimizer",
-    "attention", "loss", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation", "config", "objective", "margin",
-    "integration", "tokens", "launcher", "script", "script_arguments", "top",
+    "attention", "loss", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation",
+    "config", "objective", "margin", "integration", "tokens", "launcher", "script", "script_arguments", "top",
 )  # fmt: skip
 NOT_YET = {
     "integration": ("trainer", ("accelerate", "deepspeed")),
@@ -74,7 +74,10 @@ def build_request(fields: Mapping[str, Any]) -> Request:
         script=_script(given.get("script")),
         script_arguments=_script_arguments(given),
         asked=(),
-        assumptions=_assumptions(model, cluster, workload, pinned, asked=_attention(given)),
+        assumptions=(
+            *_assumptions(model, cluster, workload, pinned, asked=_attention(given)),
+            *script_notes(workload.adapter, given.get("script")),
+        ),
     )
     return described(request, model=str(given["model"]), gpus=str(given["gpus"]))
 

@@ -74,3 +74,9 @@ def test_what_does_not_fit_whole_is_offered_as_adapters() -> None:
     methods = [dict(remedy.fields).get("method") for remedy in found.plan.remedies]
     assert methods[:2] == ["lora", "qlora"]
     assert found.plan.remedies[1].request.workload.method is Method.QLORA
+
+
+def test_a_script_of_the_user_s_is_told_how_to_make_its_adapters() -> None:
+    notes = estimate(**BASE, method="lora", script="mine.py").to_dict()["assumptions"]
+    assert any("`mine.py` makes its adapters with `autocast_adapter_dtype=False`" in note for note in notes)
+    assert not any("autocast" in note for note in estimate(**BASE, method="lora").to_dict()["assumptions"])
