@@ -209,9 +209,12 @@ def layer_kinds(
 
 
 def sliding_layers(shape: ModelShape, seq_len: int) -> int:
-    """How many layers need a mask of their own because their window is narrower than the sequence."""
+    """How many layers need a mask of their own because their window does not exceed the sequence.
+
+    Source: transformers 5.24 masking_utils.py `_ignore_causal_mask_sdpa` (`kv_length < local_attention_size`).
+    """
     window = shape.trait("sliding_window")
-    return windowed_layers(shape) if window is not None and window < seq_len else 0
+    return windowed_layers(shape) if window is not None and window <= seq_len else 0
 
 
 def windowed_layers(shape: ModelShape) -> int:

@@ -1,8 +1,8 @@
 """The activations of a model without formulas: goes in, its shape and the run; comes out, the shape with coefficients.
 
 A short stack of the real layers, at their real width, is run at five pairs of micro-batch and length for each way of
-checkpointing; the longest is the request's own. Where layers attend through a window that is narrower, lengths above
-and below it are traced on their own: a mask appears there.
+checkpointing; the longest is the request's own. Where layers attend through a window that is no wider, lengths below it
+and from it on are traced on their own: a mask appears there.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def _window(config: Any) -> int | None:
 
 def _lengths(seq_len: int, window: int | None, attention: Attention) -> list[tuple[int, tuple[int, int, int]]]:
     """The shortest length of each regime, and the three lengths it is traced at."""
-    if window is None or seq_len <= window:
+    if window is None or seq_len < window:
         return [(0, _three(0, seq_len))]
-    below = (0, _three(0, window))
-    return [below] if attention is Attention.FLASH else [below, (window + 1, _three(window, seq_len))]
+    below = (0, _three(0, window - 1))
+    return [below] if attention is Attention.FLASH else [below, (window, _three(window - 1, seq_len))]
 
 
 def _three(above: int, longest: int) -> tuple[int, int, int]:

@@ -9,8 +9,9 @@ import weakref
 from itertools import accumulate
 from typing import Any
 
-MOST_OPERATORS = 40_000
-"""A step of a few layers has some thousands; more is a loop over tokens that stands in for a missing kernel."""
+MOST_OPERATORS = 25_000
+"""A step of a few layers has some thousands, one that loops over chunks of 64 tokens some ten thousands; more is a loop
+over single tokens that stands in for a missing kernel."""
 
 
 class TooManyOperators(Exception):

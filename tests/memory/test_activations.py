@@ -90,7 +90,7 @@ def predicted(shape: ModelShape, row: dict[str, Any]) -> dict[str, int]:
 def test_at_least_twenty_architectures_are_traced() -> None:
     types = {case["config"]["model_type"] for case in CASES.values()}
     assert len(types) >= 34
-    assert len(CASES) == 45
+    assert len(CASES) == 46
     assert sum(len(case["traces"]) for case in CASES.values()) >= 1000
     assert all(supports_activations(model_type) for model_type in types)
 

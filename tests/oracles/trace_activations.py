@@ -181,6 +181,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama multi-head": {"model_type": "llama", **WIDE},
     "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": None},
     "mistral window": {"model_type": "mistral", **GROUPED, "sliding_window": 512},
+    "mistral at its window": {"model_type": "mistral", **GROUPED, "sliding_window": 1024},
     "qwen2": {"model_type": "qwen2", **GROUPED},
     "qwen3": {"model_type": "qwen3", **GROUPED, "head_dim": 64},
     "gemma": {"model_type": "gemma", **GROUPED, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 1024},
