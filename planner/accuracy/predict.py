@@ -108,10 +108,14 @@ def _is_loss(term: Term) -> bool:
 
 
 def _with_states(terms: tuple[Term, ...], run: Run) -> tuple[Term, ...]:
-    """The terms with the engine's own states in place of DeepSpeed's."""
+    """The terms with the engine's own states in place of DeepSpeed's.
+
+    Megatron-DeepSpeed's runs were made before the norm of stage 0 looked for replicated parameters with a mask
+    (https://github.com/deepspeedai/DeepSpeed/pull/5411, DeepSpeed 0.14.2).
+    """
     own = STATES.get(run.engine)
     if own is None:
-        return terms
+        return tuple(t for t in terms if t.name != "step/norm") if run.layers is Layers.MEGATRON else terms
     return (*(t for t in terms if _is_activation(t) or _is_loss(t)), *own(run))
 
 
