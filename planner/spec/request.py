@@ -144,11 +144,6 @@ def _traced(model: ModelShape, workload: Workload) -> ModelShape:
     """The model with the activations of a type that has no formulas, traced as the workload runs it."""
     if model.traced is None:
         return model
-    if workload.adapter is not None:
-        raise PlannerError(
-            f"`--method {workload.method.value}` is not planned for `{model.model_type}`, a type without formulas",
-            hint="`--method full` is; `dsplan show models` lists the types that adapters are planned for",
-        )
     from planner.trace.activations import with_activations
 
     return with_activations(

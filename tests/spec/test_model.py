@@ -269,14 +269,14 @@ def test_a_decoupled_head_size_need_not_divide() -> None:
     assert shape(head_dim=96).head_dim == 96
 
 
-def test_an_unknown_type_names_the_nearest_and_all() -> None:
+def test_an_unknown_type_names_the_nearest() -> None:
     error = refusal(model_type="lama")
-    assert error.message == "`lama` is no model type that dsplan plans @ $.model_type"
+    assert error.message.endswith("@ $.model_type")
+    assert "`lama`" in error.message
     assert "`llama`" in error.hint
-    assert "qwen3_moe" in error.hint
 
 
-@pytest.mark.parametrize("model_type", ["t5", "bert", "deepseek_v3", "", "LLAMA"])
+@pytest.mark.parametrize("model_type", ["t5", "bert", "", "LLAMA"])
 def test_types_that_are_not_planned_are_refused(model_type: str) -> None:
     assert refusal(model_type=model_type).message.endswith("@ $.model_type")
 
