@@ -90,7 +90,7 @@ def _packed(scored: Sequence[Scored]) -> Derived:
             continue
         dynamic = _dynamic_bytes(row)
         if run_of(point).engine is Engine.DEEPSPEED and dynamic >= DYNAMIC_SHARE * found.tensor_bytes:
-            excess = point.measured_peak_gib * GIB - found.tensor_bytes
+            excess = point.measured_peak_gib * GIB - found.tensor_bytes - found.stranded_bytes
             shares.setdefault(point.source_name, []).append(excess / dynamic)
     return Derived(
         name="SLACK_PER_MILLE",
@@ -99,7 +99,7 @@ def _packed(scored: Sequence[Scored]) -> Derived:
         unit="per mille",
         rows=sum(len(found) for found in shares.values()),
         sources=len(shares),
-        rule="reserved over predicted tensors of DeepSpeed runs, as a share of dynamic bytes, where these are at "
+        rule="reserved over predicted tensors and gathers' blocks of DeepSpeed runs, as a share of dynamic bytes, where these are at "
         f"least {DYNAMIC_SHARE:.0%} of the peak: median",
     )
 

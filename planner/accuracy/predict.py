@@ -20,7 +20,8 @@ from planner.errors import PlannerError
 from planner.memory.backward import BY_LAYER, through_backward
 from planner.memory.estimate import add_up, estimate_memory
 from planner.memory.inputs import TRAINING, term
-from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes
+from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes, side_stream_bytes
+from planner.records.candidate import ZeroStage
 from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.request import Loss
 
@@ -36,6 +37,7 @@ class Prediction:
     card_bytes: int  # the counterpart of nvidia-smi
     total_bytes: int  # what a plan would need, with the allocator set as dsplan sets it: decides whether it fits
     lasting_bytes: int  # tensors that stay from one step to the next
+    stranded_bytes: int  # blocks that only the stream of gathers may use again
     static_bytes: int  # weights and optimizer states alone
     capacity_bytes: int
     memory: MemoryEstimate
@@ -76,13 +78,16 @@ def predict(run: Run) -> Prediction:
     memory = add_up(terms, run.candidate)
     tensors = memory.peak_bytes(Device.GPU)
     lasting = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.moments[-len(TRAINING) :] == TRAINING)
-    reserved = tensors + fragmented_slack_bytes(tensors, lasting)
+    beside = run.candidate.zero is ZeroStage.PARAMETERS and run.candidate.settings.overlap_comm
+    stranded = side_stream_bytes(terms, memory.moment_bytes[Device.GPU]) if beside else 0
+    reserved = tensors + stranded + fragmented_slack_bytes(tensors, lasting)
     static = sum(t.size_bytes for t in terms if t.device is Device.GPU and t.name.startswith("states/"))
     return Prediction(
         tensor_bytes=tensors,
         reserved_bytes=reserved,
         card_bytes=reserved + context_bytes() + communicator_bytes(run.candidate.degrees),
         lasting_bytes=lasting,
+        stranded_bytes=stranded,
         total_bytes=memory.gpu_total_bytes,
         static_bytes=static,
         capacity_bytes=run.cluster.gpu.memory_bytes,

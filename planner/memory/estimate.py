@@ -16,10 +16,10 @@ from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import TRAINING, Inputs
 from planner.memory.logits import logits_terms
-from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes
+from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes, side_stream_bytes
 from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
-from planner.records.candidate import Candidate
+from planner.records.candidate import Candidate, ZeroStage
 from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
@@ -126,6 +126,8 @@ def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
             by_moment[moment] += size_bytes
     peaks = {device: max(by_moment) for device, by_moment in alive.items()}
     slack = allocator_slack_bytes(peaks[Device.GPU], lasting)
+    if candidate.zero is ZeroStage.PARAMETERS and candidate.settings.overlap_comm:
+        slack += side_stream_bytes(terms, alive[Device.GPU])
     return MemoryEstimate(
         terms=terms,
         gpu_overhead_bytes=context_bytes() + communicator_bytes(candidate.degrees) + slack,

@@ -7,14 +7,18 @@ them again from the points that ship with dsplan, by the rules of `planner/accur
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from planner.records.candidate import Degrees
+from planner.records.estimate import Term
 from planner.units import MIB
 
 CONTEXT_BYTES = 1400 * MIB
 COMMUNICATOR_BYTES = 600 * MIB
-SLACK_PER_MILLE = 140
+SLACK_PER_MILLE = 120
 FRAGMENTED_BYTES = 400 * MIB
 FRAGMENTED_PER_MILLE = 180
+SIDE_STREAM = "gathered/"
 
 
 def context_bytes() -> int:
@@ -42,10 +46,27 @@ def communicator_bytes(degrees: Degrees) -> int:
     return COMMUNICATOR_BYTES * (3 if degrees.tp > 1 and degrees.dp > 1 else 1)
 
 
+def side_stream_bytes(terms: Iterable[Term], moment_bytes: Sequence[int]) -> int:
+    """Blocks that gathered parameters left behind, which nothing else may use: the allocator has a pool per stream.
+
+    Formula: fullest moment of gathered parameters + fullest moment of all else - fullest moment of both together.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (blocks go back to the stream they came from);
+    deepspeed/runtime/zero/parameter_offload.py `__allgather_stream`, a stream of its own with overlap_comm (0.19.8).
+    Leaves out: the stream of reductions, whose copies are small beside what they are made from.
+    """
+    side = [0] * len(moment_bytes)
+    for term in terms:
+        if term.name.startswith(SIDE_STREAM):
+            for moment in term.moments:
+                side[moment] += term.size_bytes
+    rest = max(total - aside for total, aside in zip(moment_bytes, side, strict=True))
+    return max(side) + rest - max(moment_bytes)
+
+
 def allocator_slack_bytes(tensor_peak_bytes: int, lasting_bytes: int) -> int:
     """Reserved but unallocated blocks of a plan, with expandable segments as dsplan's launch files set them.
 
-    Formula: 14 % of what comes and goes in a step: the peak less what stays from one step to the next. What stays is
+    Formula: 12 % of what comes and goes in a step: the peak less what stays from one step to the next. What stays is
     packed once and leaves no holes.
     Source: `dsplan accuracy --overhead`: DeepSpeed ZeRO-3 at 64k to 256k tokens under torch 2.13.
     Leaves out: growth over a run with samples of varying length.
