@@ -17,7 +17,7 @@ fi
 echo "== all tests: $("$python_for_all" --version)"
 "$python_for_all" -m venv "$envs/all"
 "$envs/all/bin/pip" install --quiet "${DSPLAN_TORCH:-torch==2.13.0}"
-"$envs/all/bin/pip" install --quiet ".[launch,test]"
+"$envs/all/bin/pip" install --quiet ".[launch,qlora,test]"
 "$envs/all/bin/ruff" check .
 "$envs/all/bin/ruff" format --check .
 "$envs/all/bin/mypy"
