@@ -13,13 +13,22 @@ from planner.records.candidate import Checkpointing, ZeroSettings
 def reused_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
     """Parameters at the end of the model that stay gathered between forward and backward.
 
-    Formula: min(P, R / 2), and R / 3 with checkpointing, R the reuse distance: the way there and back, and once more
-    for the recomputation.
+    A parameter is kept where fewer than R elements, the reuse distance, are traversed until its next use: the head
+    twice, and twice whatever lies between. With checkpointing that use is the recomputation: every later layer is
+    traversed three times, the parameter's own only once.
+
+    Formula: head + (R - 2 * head) / 2; head + j layers + min(layer, rest) with checkpointing, where j and rest are
+    quotient and remainder of (R - 2 * head) / (3 * layer).
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py `__params_to_release` (0.19.8).
-    Leaves out: where inside a layer the limit falls.
+    Leaves out: the tensor in which the limit falls.
     """
-    passes = 3 if checkpointing is Checkpointing.FULL else 2
-    return min(sizes.total, settings.max_reuse_distance // passes)
+    beyond = settings.max_reuse_distance - 2 * sizes.head
+    if beyond <= 0:
+        return 0
+    if checkpointing is Checkpointing.NONE:
+        return min(sizes.total, sizes.head + beyond // 2)
+    layers, rest = divmod(beyond, 3 * sizes.layer)
+    return min(sizes.total, sizes.head + layers * sizes.layer + min(sizes.layer, rest))
 
 
 def partitioned(numel: int, settings: ZeroSettings) -> int:

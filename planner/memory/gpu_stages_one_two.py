@@ -127,7 +127,6 @@ def _bucket(given: Inputs) -> list[Term]:
 def _partition(given: Inputs, share: int) -> list[Term]:
     """The rank's own reduced gradients."""
     c, e, order = given.candidate, given.element_bytes, given.sizes.order
-    bucket = c.settings.reduce_bucket_elements
     since: tuple[Moment, ...] = END
     if reduces_at_once(given):
         since = _since_first_flush(_walk(given, share), len(order.layers))
@@ -149,27 +148,31 @@ def _partition(given: Inputs, share: int) -> list[Term]:
             term("gradients/last_accumulated", REDUCTION[:-1], e * last, formula, source),
         ]
     if c.zero is ZeroStage.OPTIMIZER and c.accumulation == 1 and reduces_at_once(given):
-        terms += _foreign(given, share, bucket)
+        terms += _foreign(given, share)
     return terms
 
 
-def _foreign(given: Inputs, share: int, bucket: int) -> list[Term]:
+def _foreign(given: Inputs, share: int) -> list[Term]:
     """Stage 1 with overlap_comm: gradients too large for the bucket stay whole on the ranks that do not own them.
 
-    They are fewest where they weigh most: on the first rank when its own begin, on the last when backward ends.
+    They weigh most on the first rank when its own begin, and on either end when backward is over.
     """
-    c, e, order = given.candidate, given.element_bytes, given.sizes.order
-    after = sum(order.flat) - touched_elements(order.flat, share, 0)
-    before = sum(order.flat) - touched_elements(order.flat, share, c.degrees.dp - 1)
-    of_first = oversize_elements(_last(order.flat, after), bucket)
-    of_last = oversize_elements(order.flat[len(order.before) :], bucket) - oversize_elements(
-        _last(order.flat, sum(order.flat) - before), bucket
-    )
+    e, (of_first, of_last) = given.element_bytes, _foreign_elements(given, share)
     source, formula = f"{STAGE12} reduce_ipg_grads", "e * tensors above the bucket of other ranks"
     return [
         term("gradients/foreign", LATE, e * of_first, formula, source),
         term("gradients/foreign_last", END, e * max(of_first, of_last), formula, source),
     ]
+
+
+def _foreign_elements(given: Inputs, share: int) -> tuple[int, int]:
+    """Elements above the bucket that the first and the last rank do not own, without embeddings."""
+    c, order = given.candidate, given.sizes.order
+    bucket, total = c.settings.reduce_bucket_elements, sum(order.flat)
+    after_first = _last(order.flat, total - touched_elements(order.flat, share, 0))
+    own_of_last = _last(order.flat, touched_elements(order.flat, share, c.degrees.dp - 1))
+    layers_on = oversize_elements(order.flat[len(order.before) :], bucket)
+    return oversize_elements(after_first, bucket), layers_on - oversize_elements(own_of_last, bucket)
 
 
 def _last(tensors: tuple[int, ...], elements: int) -> tuple[int, ...]:
@@ -225,14 +228,10 @@ def _gradients(given: Inputs, share: int) -> list[Term]:
     return [
         term("gradients/full", (*FORWARD_TO_HEAD, Moment.BACKWARD_HEAD_REDUCED), full, "e * P", source),
         term("gradients/unreduced", LAYER, full - e * reduced, "e * (P - head)", source),
-        term(
-            "gradients/unreduced_late",
-            (*LATE, *END),
-            full - e * moved,
-            "e * (P - what went through the bucket)",
-            source,
-        ),
-    ]
+        term("gradients/unreduced_late", LATE, full - e * moved, "e * (P - what went through the bucket)", source),
+        term("gradients/unreduced_last", END, e * (max(_foreign_elements(given, share)) + walk.end),
+             "e * (tensors above the bucket of other ranks + embedding)", source),
+    ]  # fmt: skip
 
 
 def gathering_gradients(given: Inputs, source: str) -> list[Term]:
@@ -261,7 +260,7 @@ def _offloaded(given: Inputs, share: int) -> list[Term]:
         *_offload_norms(given, share),
     ]  # fmt: skip
     if c.zero is ZeroStage.OPTIMIZER and c.accumulation == 1 and reduces_at_once(given):
-        terms += _foreign(given, share, c.settings.reduce_bucket_elements)
+        terms += _foreign(given, share)
     return terms
 
 

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from typing import Any
 GOLDEN = Path(__file__).parents[1] / "golden" / "engine_memory.json"
 STEPS = 3  # Adam's states exist from the second step, stage-3 prefetching from the third
 CASE_LIMIT_S = 300
+SETTLE_S = 0.1  # gloo's threads let go of what they have reduced a moment later
 PACKAGES = ("deepspeed", "torch", "transformers", "peft")
 
 
@@ -115,32 +117,36 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
     torch.manual_seed(0)
     counter.take_peak_bytes()
     model = build_model(fields, run)
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     peaks = {"load": counter.take_peak_bytes()}
     draw_experts(model)
+    model = with_adapters(model, run)
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     config = as_the_trainer_fills_it(run["config"], model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
     peaks["init"] = counter.take_peak_bytes()
+    accumulation = config["gradient_accumulation_steps"]
     for step in range(STEPS):
-        last = step == STEPS - 1
-        for _ in range(config["gradient_accumulation_steps"]):
+        for micro_batch in range(accumulation):
             tokens = torch.randint(0, fields["vocab_size"], (config["train_micro_batch_size_per_gpu"], run["seq"]))
+            counter.take_peak_bytes()
             loss = engine(input_ids=tokens, labels=tokens).loss
             seen = {"forward": counter.take_peak_bytes()}
             engine.backward(loss)
             del loss
+            time.sleep(SETTLE_S)
             seen["backward"] = counter.take_peak_bytes()
             engine.step()
-            seen["step"] = counter.take_peak_bytes()
-            if last:
+            if micro_batch == accumulation - 1:  # before, a step is none
+                seen["step"] = counter.take_peak_bytes()
+            if step == STEPS - 1:
                 peaks = {**peaks, **{phase: max(peaks.get(phase, 0), size) for phase, size in seen.items()}}
     result = json.dumps({"parameters": parameters, "peaks": peaks})
     (folder / f"{run['name']}.{torch.distributed.get_rank()}.json").write_text(result, encoding="utf-8")
 
 
 def build_model(fields: dict[str, Any], run: dict[str, Any]) -> Any:
-    """The model as the Trainer loads it: under zero.Init at stage 3, adapters added afterwards."""
+    """The model as the Trainer loads it, under zero.Init at stage 3."""
     import deepspeed
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -159,13 +165,19 @@ def build_model(fields: dict[str, Any], run: dict[str, Any]) -> Any:
     torch.set_default_dtype(torch.float32)
     if run["checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if "adapter" in run:
-        from peft import LoraConfig, get_peft_model
+    return model
 
-        adapter = LoraConfig(r=run["adapter"]["rank"], target_modules=run["adapter"]["targets"], task_type="CAUSAL_LM")
-        model = get_peft_model(model, adapter, autocast_adapter_dtype=False)  # as the plan's train.py
-        if run["checkpointing"]:
-            model.enable_input_require_grads()
+
+def with_adapters(model: Any, run: dict[str, Any]) -> Any:
+    """The run's adapters beside frozen weights, in the model's own dtype as in the plan's train.py."""
+    if "adapter" not in run:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    adapter = LoraConfig(r=run["adapter"]["rank"], target_modules=run["adapter"]["targets"], task_type="CAUSAL_LM")
+    model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
+    if run["checkpointing"]:
+        model.enable_input_require_grads()
     return model
 
 
