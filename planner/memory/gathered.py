@@ -110,9 +110,10 @@ def group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Chec
 
 
 def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
-    """The flat buffer of the gather that brings the head, which shares it with the final norm at least.
+    """The flat buffer of the gather that brings the head.
 
-    Formula: max(head, prefetch bucket + largest tensor of a layer), at most P; 0 where prefetching has no room for it.
+    Formula: max(head where it shares a gather with a partitioned final norm, group), at most P; 0 where prefetching has
+    no room for the head.
     Source: as `group_elements`; traced on the engine.
     Leaves out: matrices of the last layer in the head's group.
     """
@@ -121,7 +122,26 @@ def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
         return 0
     largest = partitioned(sizes.layer_largest_tensor, settings)
     bucket = min(settings.prefetch_bucket_elements, settings.max_live_parameters)
-    return min(total, max(head, bucket + largest if bucket > largest else 0))
+    with_norm = head if _final_norm_is_gathered(sizes, settings) else 0
+    return min(total, max(with_norm, bucket + largest if bucket > largest else 0))
+
+
+def norm_group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
+    """The flat buffer that brings the final norm for its backward together with the last matrix of the last layer.
+
+    Formula: that matrix; 0 where the norm persists, nothing is prefetched or the whole model is reused.
+    Source: as `group_elements`; traced on the engine.
+    Leaves out: the same within layers, where matrices beside a norm are smaller.
+    """
+    reused = reused_elements(sizes, settings, checkpointing) >= partitioned_total(sizes, settings)
+    if not settings.prefetch_bucket_elements or reused or not _final_norm_is_gathered(sizes, settings):
+        return 0
+    return partitioned(sizes.order.last_matrix, settings)
+
+
+def _final_norm_is_gathered(sizes: RankSizes, settings: ZeroSettings) -> bool:
+    """Whether there is a final norm that stage 3 partitions."""
+    return bool(sizes.order.after) and partitioned(sizes.order.after[0], settings) > 0
 
 
 def end_of_backward_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:
@@ -132,19 +152,6 @@ def end_of_backward_bytes(sizes: RankSizes, settings: ZeroSettings, element_byte
     Leaves out: nothing known.
     """
     return element_bytes * max(partitioned(n, settings) for n in (sizes.layer_largest_tensor, sizes.embedding))
-
-
-def embedding_and_head_bytes(sizes: RankSizes, element_bytes: int) -> int:
-    """Trained tensors are gathered one by one while the engine hooks their gradients, and one is there before the last
-    is gone.
-
-    Formula: e * (embedding + head), the embedding alone where they are tied; of adapters twice the largest tensor.
-    Source: deepspeed/runtime/zero/stage3.py `create_reduce_and_remove_grad_hooks` (0.19.8); traced on the engine.
-    Leaves out: that the largest two need not follow each other.
-    """
-    if not sizes.embedding:
-        return 2 * element_bytes * sizes.largest_tensor
-    return element_bytes * (sizes.embedding if sizes.tied else sizes.embedding + sizes.head)
 
 
 def persistent_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:

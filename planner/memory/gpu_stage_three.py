@@ -41,8 +41,9 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     terms = [
         term("load/module", (Moment.LOAD,), e * whole.largest_tensor, "e * largest tensor", f"{PARTITION} Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
-        term("init/embeddings", (Moment.INIT_STATES,), gathered.embedding_and_head_bytes(sizes, e),
-             "e * (embedding + head), or 2e * largest trained tensor", f"{STAGE3} create_reduce_and_remove_grad_hooks"),
+        term("init/hooked_tensor", (Moment.INIT_STATES,), e * sizes.largest_tensor,
+             "e * largest trained tensor, gathered to hook its gradient",
+             f"{STAGE3} create_reduce_and_remove_grad_hooks"),
         *_gathered(given),
         *_gradients(given),
         term("save/module", (Moment.SAVE,), e * whole.largest_tensor, "e * largest tensor",
@@ -62,6 +63,7 @@ def _gathered(given: Inputs) -> list[Term]:
     turn = gathered.turn_elements(whole, settings, c.checkpointing, tp=tp)
     layer = gathered.layer_elements(whole, settings, c.checkpointing, tp=tp)
     group = gathered.group_elements(whole, settings, c.checkpointing)
+    norm_group = max(0, gathered.norm_group_elements(whole, settings, c.checkpointing) - group)
     return [
         term("gathered/persistent", (*FORWARD_BACKWARD, Moment.SAVE), gathered.persistent_bytes(whole, settings, e),
              "e * tensors up to stage3_param_persistence_threshold; partitioned for the step",
@@ -75,6 +77,8 @@ def _gathered(given: Inputs) -> list[Term]:
              COORDINATOR),
         term("gathered/group", (HEAD[-1], *REDUCTION[:-1]), e * group,
              "e * (prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
+        term("gathered/norm_group", REDUCTION[:1], e * norm_group,
+             "e * last matrix, gathered together with the final norm", f"{PARTITION} AllGatherCoalescedHandle"),
         term("gathered/first_layer", REDUCTION[-1:], gathered.end_of_backward_bytes(whole, settings, e),
              "e * max(layer's largest tensor, embedding)", COORDINATOR),
     ]  # fmt: skip
@@ -99,9 +103,8 @@ def _secondary_weights(given: Inputs) -> list[Term]:
 def _gradients(given: Inputs) -> list[Term]:
     """Gradients on their way to their shards."""
     c, sizes, e = given.candidate, given.sizes, given.element_bytes
-    order, dp = sizes.order, c.degrees.dp
+    order = sizes.order
     walk, source = reduction(order, c.settings.reduce_bucket_elements, None), f"{STAGE3} __avg_scatter_grads"
-    cast = states.FP32_BYTES if c.settings.fp32_gradient_accumulation and e < states.FP32_BYTES else 0
     tied = sizes.head if order.tied else 0
     formula = "e * (a gradient + the one in reduction where it exceeds the bucket, or the bucket's copy)"
     return [
@@ -115,11 +118,25 @@ def _gradients(given: Inputs) -> list[Term]:
         term("gradients/layer_in_reduction", LAYER[1:], e * walk.last_layer, formula, source),
         term("gradients/late_in_reduction", LATE[1:], e * walk.from_layer(late_layers(given)), formula, source),
         term("gradients/last_in_reduction", REDUCTION[-1:], e * (walk.end + tied), formula, source),
-        term("gradients/head_cast", REDUCTION[:1], cast * ceil_div(sizes.head, dp), "4 * V * h / N", source),
-        term("gradients/layer_cast", (LAYER[1], LATE[1]), cast * ceil_div(sizes.layer_largest_tensor, dp),
-             "4 * largest tensor of a layer / N", source),
-        term("gradients/last_cast", REDUCTION[-1:], cast * ceil_div(sizes.embedding, dp), "4 * V * h / N", source),
+        *_shard_copies(given, source),
     ]  # fmt: skip
+
+
+def _shard_copies(given: Inputs, source: str) -> list[Term]:
+    """Copies of a reduced shard: in fp32 on its way to fp32 accumulation, in fp64 for its norm before it is offloaded."""
+    c, sizes, dp = given.candidate, given.sizes, given.candidate.degrees.dp
+    widens = c.settings.fp32_gradient_accumulation and given.element_bytes < states.FP32_BYTES
+    name, width = ("cast", states.FP32_BYTES) if widens else ("norm", 0)
+    if c.offload is not Offload.NONE:
+        name, width, source = "norm", transients.NORM_BYTES, f"{STAGE3} _offload_grad_partition_at_boundary"
+    return [
+        term(f"gradients/{part}_{name}", moments, width * ceil_div(numel, dp), f"{width} * tensor / N", source)
+        for part, moments, numel in (
+            ("head", REDUCTION[:1], sizes.head),
+            ("layer", (LAYER[1], LATE[1]), sizes.layer_largest_tensor),
+            ("last", REDUCTION[-1:], sizes.embedding),
+        )
+    ]
 
 
 def _states(given: Inputs, shard: int) -> list[Term]:
