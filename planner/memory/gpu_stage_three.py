@@ -123,7 +123,7 @@ def _gradients(given: Inputs) -> list[Term]:
 
 
 def _shard_copies(given: Inputs, source: str) -> list[Term]:
-    """Copies of a reduced shard: in fp32 on its way to fp32 accumulation, in fp64 for its norm before it is offloaded."""
+    """Copies of a reduced shard: in fp32 for fp32 accumulation, in fp64 for its norm before it is offloaded."""
     c, sizes, dp = given.candidate, given.sizes, given.candidate.degrees.dp
     widens = c.settings.fp32_gradient_accumulation and given.element_bytes < states.FP32_BYTES
     name, width = ("cast", states.FP32_BYTES) if widens else ("norm", 0)
