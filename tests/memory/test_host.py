@@ -203,7 +203,7 @@ def test_sub_groups_hold_every_parameter_once() -> None:
 CHECKPOINTS: list[dict[str, Any]] = POINTS["checkpoint"]
 
 
-@pytest.mark.parametrize("row", CHECKPOINTS, ids=[f"ZeRO-{row['stage']} {row['precision']}" for row in CHECKPOINTS])
+@pytest.mark.parametrize("row", CHECKPOINTS, ids=[f"ZeRO-{r['stage']} tp{r.get('tp', 1)}" for r in CHECKPOINTS])
 def test_a_checkpoint_is_what_the_engine_wrote_and_the_collected_weights(row: dict[str, Any]) -> None:
     config = {
         "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
@@ -211,9 +211,9 @@ def test_a_checkpoint_is_what_the_engine_wrote_and_the_collected_weights(row: di
     }  # fmt: skip
     shape = shape_from_config(config, name="small", source="test")
     assert parameter_count(shape) == 21_238_272
-    zero = ZeroStage(row["stage"])
+    zero, tp = ZeroStage(row["stage"]), row.get("tp", 1)
     candidate = Candidate(
-        zero=zero, degrees=Degrees(tp=1, dp=2), checkpointing=Checkpointing.NONE, offload=Offload.NONE, micro_batch=1,
+        zero=zero, degrees=Degrees(tp=tp, dp=2 // tp), checkpointing=Checkpointing.NONE, offload=Offload.NONE, micro_batch=1,
         accumulation=1, settings=default_settings(zero, 512, 80 * GIB),
     )  # fmt: skip
     workload = Workload(
