@@ -213,8 +213,8 @@ def test_a_checkpoint_is_what_the_engine_wrote_and_the_collected_weights(row: di
     assert parameter_count(shape) == 21_238_272
     zero, tp = ZeroStage(row["stage"]), row.get("tp", 1)
     candidate = Candidate(
-        zero=zero, degrees=Degrees(tp=tp, dp=2 // tp), checkpointing=Checkpointing.NONE, offload=Offload.NONE, micro_batch=1,
-        accumulation=1, settings=default_settings(zero, 512, 80 * GIB),
+        zero=zero, degrees=Degrees(tp=tp, dp=2 // tp), checkpointing=Checkpointing.NONE, offload=Offload.NONE,
+        micro_batch=1, accumulation=1, settings=default_settings(zero, 512, 80 * GIB),
     )  # fmt: skip
     workload = Workload(
         seq_len=32, global_batch=None, accumulation=None, precision=Precision(row["precision"]),
