@@ -118,7 +118,7 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
     counter.take_peak_bytes()
     model = build_model(fields, run)
     peaks = {"load": counter.take_peak_bytes()}
-    draw_experts(model)
+    draw_weights(model)
     model = with_adapters(model, run)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     config = as_the_trainer_fills_it(run["config"], model)
@@ -181,14 +181,15 @@ def with_adapters(model: Any, run: dict[str, Any]) -> Any:
     return model
 
 
-def draw_experts(model: Any) -> None:
-    """Numbers for stacked experts, which zero.Init leaves as they lay in memory: training stops at the first NaN."""
+def draw_weights(model: Any) -> None:
+    """Numbers for matrices that zero.Init leaves as they lay in memory, as experts and routers: training would stop at
+    the first NaN."""
     import deepspeed
     import torch
 
-    for name, parameter in model.named_parameters():
-        if "experts" in name:
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")):
+    for parameter in model.parameters():
+        if len(getattr(parameter, "ds_shape", ())) > 1:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 torch.nn.init.normal_(parameter, std=0.02)
 
 
