@@ -147,10 +147,14 @@ def _tensor(name: str, rows: int, columns: int, count: int, split: Split, *, pie
 
 
 def _traced_tensors(traced: TracedModel) -> Iterator[ParameterTensor]:
-    """The tensors outside the layers, then those of every kind of layer, times its layers."""
+    """The tensors outside the layers, then those of the layers; a tensor that several kinds of layers have, once."""
     yield from traced.others
+    counts: dict[ParameterTensor, int] = {}
     for kind in traced.kinds:
-        yield from (replace(tensor, count=tensor.count * kind.layers) for tensor in kind.tensors)
+        for tensor in kind.tensors:
+            one = replace(tensor, count=1)
+            counts[one] = counts.get(one, 0) + tensor.count * kind.layers
+    yield from (replace(tensor, count=count) for tensor, count in counts.items())
 
 
 def _tensors(shape: ModelShape) -> Iterator[ParameterTensor]:

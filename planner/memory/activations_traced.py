@@ -37,19 +37,23 @@ def traced_activation_terms(
     stack = found.stack(checkpointing, seq_len)
     each = [kind.kept.size_bytes(micro_batch, seq_len) for kind in stack.kinds]
     kept = sum(kind.layers * size for kind, size in zip(traced.kinds, each, strict=True))
-    at_loss = stack.at_loss.size_bytes(micro_batch, seq_len)
+    at_loss = max(0, stack.at_loss.size_bytes(micro_batch, seq_len))
     logits = logits_forward_bytes_per_token(shape.vocab, precision.bytes, capped=False) * micro_batch * seq_len
-    forward, backward = (
-        fullest_layer_bytes(traced, stack, each, micro_batch, seq_len, backward=way) for way in (False, True)
-    )
+    forward, _ = fullest_layer_bytes(traced, stack, each, micro_batch, seq_len, backward=False)
+    backward, fullest = fullest_layer_bytes(traced, stack, each, micro_batch, seq_len, backward=True)
+    again = 0
+    if checkpointing is Checkpointing.FULL:
+        whole = found.stack(Checkpointing.NONE, seq_len).kinds[fullest].kept.size_bytes(micro_batch, seq_len)
+        again = min(backward, whole - each[fullest])
     formula = " + ".join(f"{kind.layers} layers x {size}" for kind, size in zip(traced.kinds, each, strict=True))
     name = "activations/checkpoints" if checkpointing is Checkpointing.FULL else "activations/kept"
     amounts = (
         (name, ALIVE, kept, formula),
         ("activations/at_loss", ALIVE[:1], at_loss, "beside the layers and the logits"),
-        ("activations/forward_layer", ALIVE[:1], forward - max(0, at_loss) - logits, "a layer above the loss"),
+        ("activations/forward_layer", ALIVE[:1], forward - at_loss - logits, "a layer's peak above the loss"),
         ("activations/at_head", ALIVE[1:2], stack.at_head.size_bytes(micro_batch, seq_len), "beside the same"),
-        ("activations/layer", ALIVE[2:], backward, "the fullest layer while it is differentiated"),
+        ("activations/layer", ALIVE[2:], again, "1 layer, recomputed"),
+        ("activations/backward_temporaries", ALIVE[2:], backward - again, "the fullest layer"),
     )
     source = f"a trace of the model on tensors without storage: {traced.versions}"
     return tuple(
@@ -61,8 +65,8 @@ def traced_activation_terms(
 
 def fullest_layer_bytes(
     traced: TracedModel, stack: TracedStack, each: list[int], micro_batch: int, seq_len: int, *, backward: bool
-) -> int:
-    """The highest peak of any layer beyond what all layers keep.
+) -> tuple[int, int]:
+    """The highest peak of any layer beyond what all layers keep, and the kind of that layer.
 
     Formula: maximum over the kinds of a layer's own peak - what the layers above its last occurrence keep.
     Source: the traced peaks of one layer of each kind, `planner.records.traced`.
@@ -70,7 +74,10 @@ def fullest_layer_bytes(
     """
     peaks = (kind.in_backward if backward else kind.in_forward for kind in stack.kinds)
     return max(
-        peak.size_bytes(micro_batch, seq_len)
-        - sum(count * size for count, size in zip(kind.layers_after, each, strict=True))
-        for kind, peak in zip(traced.kinds, peaks, strict=True)
+        (
+            peak.size_bytes(micro_batch, seq_len)
+            - sum(count * size for count, size in zip(kind.layers_after, each, strict=True)),
+            number,
+        )
+        for number, (kind, peak) in enumerate(zip(traced.kinds, peaks, strict=True))
     )

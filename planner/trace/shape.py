@@ -141,6 +141,8 @@ def _kinds(stack: Sequence[Any], numbers: Sequence[int]) -> tuple[LayerKind, ...
 def _layer_name(name: str) -> str:
     """`self_attn.q_proj.weight` as `layer/self_attn/q`; routed experts under the prefix that counts active ones."""
     parts = [part for part in name.split(".") if part != "weight"]
+    if parts[-1] == "gate":  # not `gate_proj`, which becomes a gate
+        parts[-1] = "router"
     path = "/".join("each" if part.isdigit() else part.removesuffix("_proj") for part in parts)
     if "experts" in parts:
         return EXPERT_PREFIX + path.rpartition("experts/")[2].removeprefix("each/")

@@ -183,7 +183,7 @@ def test_an_estimate_of_a_traced_model_says_so_in_every_term(tmp_path: Path) -> 
     assert first == again
     assert any("traced with transformers" in text for text in first["assumptions"])
     terms = [t for t in first["plans"][0]["memory"]["terms"] if t["name"].startswith("activations/")]
-    assert {"activations/kept", "activations/layer"} <= {t["name"] for t in terms}
+    assert {"activations/kept", "activations/backward_temporaries"} <= {t["name"] for t in terms}
     assert all("transformers" in t["source"] for t in terms)
     assert first["model"]["config"]["hidden_size"] == 256
     assert resolve_model(str(folder)).traced is not None
