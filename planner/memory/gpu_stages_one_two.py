@@ -57,7 +57,10 @@ def stages_one_two_terms(given: Inputs) -> list[Term]:
         term("step/norm", (Moment.STEP_NORM,),
              transients.norm_slice_bytes(min(given.sizes.largest_tensor, share)),
              "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
-        *stages_one_two_update(given, share, gradient_bytes),
+        *stages_one_two_update(
+            given, share, gradient_bytes,
+            in_reduction=sum(t.size_bytes for t in terms if t.name == "gradients/last_in_reduction"),
+        ),
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ In: a model shape and a tensor-parallel degree. Out: `RankSizes`, counted on the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -36,10 +37,16 @@ class RankSizes:
     head: int  # the output matrix; the embedding itself where they are tied
     tied: bool
     tensors: tuple[tuple[int, int], ...]  # (elements on this rank, occurrences), for thresholds
-    muon: int  # elements of the matrices that Muon updates
+    muon_matrices: tuple[int, ...]  # elements of each matrix that Muon updates, in the order of the model
+    muon_by_shape: tuple[int, ...]  # the same in the order of Muon's own groups, the tallest first
     muon_workspace_bytes: int  # of the largest of them
     factored: int  # values that Adafactor keeps where it sees rows and columns
     order: TensorOrder  # every tensor in the order of the model
+
+    @property
+    def muon(self) -> int:
+        """Elements of all matrices that Muon updates."""
+        return sum(self.muon_matrices)
 
     def persistent(self, threshold: int) -> int:
         """Elements in tensors of at most `threshold` elements, which stage 3 keeps gathered.
@@ -66,7 +73,8 @@ def adapter_sizes(shape: ModelShape, adapter: Adapter) -> RankSizes:
         head=0,
         tied=True,
         tensors=tuple((t.numel, t.count) for t in tensors),
-        muon=total,
+        muon_matrices=tensor_order(tensors, shape.layers, lambda tensor: tensor.numel, tied=False).flat,
+        muon_by_shape=_by_shape(tensors, 1),
         muon_workspace_bytes=max(muon_workspace_bytes(t.rows, t.columns) for t in tensors),
         factored=sum(_factored(t, 1) * t.count for t in tensors),
         order=tensor_order(tensors, shape.layers, lambda tensor: tensor.numel, tied=False),
@@ -102,7 +110,8 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
         head=by_name.get("head", embedding),
         tied="head" not in by_name,
         tensors=sizes,
-        muon=sum(rank_numel(t, tp) * t.count for t in matrices),
+        muon_matrices=tensor_order(matrices, shape.layers, lambda tensor: rank_numel(tensor, tp), tied=False).flat,
+        muon_by_shape=_by_shape(matrices, tp),
         muon_workspace_bytes=max((muon_workspace_bytes(*_rank_shape(t, tp)) for t in matrices), default=0),
         factored=sum(_factored(t, tp) * t.count for t in tensors),
         order=tensor_order(tensors, shape.layers, lambda tensor: rank_numel(tensor, tp), tied="head" not in by_name),
@@ -115,6 +124,16 @@ def _rank_shape(tensor: ParameterTensor, tp: int) -> tuple[int, int]:
     if tensor.split is Split.ROW:
         return tensor.rows, numel // tensor.rows
     return numel // tensor.columns, tensor.columns
+
+
+def _by_shape(matrices: Iterable[ParameterTensor], tp: int) -> tuple[int, ...]:
+    """Elements of every matrix, by rows and then columns, the largest first.
+
+    Source: deepspeed/runtime/zero/muon/original_muon.py `MuonWithAuxAdam.__init__` (0.19.8); not under zero.Init,
+    where every tensor looks empty.
+    """
+    tallest_first = sorted(matrices, key=lambda tensor: _rank_shape(tensor, tp), reverse=True)
+    return tuple(rank_numel(tensor, tp) for tensor in tallest_first for _ in range(tensor.count))
 
 
 def _factored(tensor: ParameterTensor, tp: int) -> int:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from planner.geometry.sharding import padded_share
 from planner.memory.sizes import RankSizes, adapter_sizes, rank_sizes
-from planner.records.candidate import Candidate, Degrees, ZeroSettings, ZeroStage
+from planner.records.candidate import Candidate, Degrees, ZeroStage
 from planner.records.model import Adapter, ModelShape
 from planner.units import ceil_div
 
-MUON_CACHE_BYTES = 256 * 2**20  # `_muon_allgather_max_cached_bytes`
 NORM_BYTES = 8  # gradient norms are taken in fp64
 
 
@@ -74,38 +73,6 @@ def master_clone_bytes(sub_group: int, state_bytes: int) -> int:
     Leaves out: nothing known.
     """
     return state_bytes * sub_group
-
-
-def muon_chunk_elements(sizes: RankSizes, settings: ZeroSettings, dp: int) -> int:
-    """Elements of the matrices that stage 3 gathers for Muon at once.
-
-    Formula: min(matrices, S * N, max(reduce bucket, largest matrix of a layer)).
-    Source: deepspeed/runtime/zero/stage3.py `_apply_muon_to_accumulated_grads` (0.19.8).
-    Leaves out: how whole matrices fill the bucket.
-    """
-    group = sub_group_elements(sizes, Degrees(tp=1, dp=dp), settings.sub_group_elements) * dp
-    return min(sizes.muon, group, max(settings.reduce_bucket_elements, sizes.layer_largest_tensor))
-
-
-def muon_buffer_bytes(chunk: int, dp: int, element_bytes: int) -> int:
-    """The buffers of a gather that stage 3 keeps for Muon's next step.
-
-    Formula: e * (C + C / N) where that is at most 256 MiB, else 0.
-    Source: deepspeed/runtime/zero/stage3.py `_partitioned_buffers_all_gather` (0.19.8).
-    Leaves out: chunks of other sizes.
-    """
-    needed = element_bytes * (chunk + ceil_div(chunk, dp))
-    return needed if needed <= MUON_CACHE_BYTES else 0
-
-
-def muon_step_bytes(chunk: int, dp: int, element_bytes: int) -> int:
-    """One chunk of gradients and momentums while stage 3 orthogonalises it.
-
-    Formula: e * (3 * C + 2 * C / N): gradients and momentums whole, the gather's buffers, this rank's momentums.
-    Source: deepspeed/runtime/zero/stage3.py `_muon_update_sub_group` (0.19.8).
-    Leaves out: rounds of matrices of unequal shape, which are padded.
-    """
-    return element_bytes * (3 * chunk + 2 * ceil_div(chunk, dp))
 
 
 def gradient_cast_bytes(elements: int, gradient_bytes: int, state_bytes: int) -> int:

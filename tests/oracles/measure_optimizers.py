@@ -35,22 +35,23 @@ def main(arguments: list[str]) -> None:
     runs = [run for run in golden["runs"] if run["name"] in names or not names]
     if "--missing" in arguments:
         runs = [run for run in runs if "peaks" not in run]
-    measured = measure(golden["model"], runs)
+    measured = measure(golden["models"], runs)
     for name, values in measured.items():
         print(name, values)
     if "--write" in arguments:
+        golden = json.loads(GOLDEN.read_text(encoding="utf-8"))  # it may have changed meanwhile
         for run in golden["runs"]:
             run.update(measured.get(run["name"], {}))
         golden["versions"] = {package: version(package) for package in (*PACKAGES, "bitsandbytes")}
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(model: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def measure(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Peaks of the fullest rank, and elements of every kind of optimizer state on all ranks, by case."""
     measured = {}
     for ranks in sorted({run["ranks"] for run in runs}):
         together = [run for run in runs if run["ranks"] == ranks]
-        reports = launch({"model": model, "runs": together}, ranks=ranks)
+        reports = launch({"models": models, "runs": together}, ranks=ranks)
         for run in together:
             own = [report[run["name"]] for report in reports]
             measured[run["name"]] = {
@@ -109,7 +110,7 @@ def worker(task_file: str) -> None:
     reports = {}
     for run in task["runs"]:
         gc.collect()
-        reports[run["name"]] = one_case(task["model"], run, counter)
+        reports[run["name"]] = one_case(task["models"][run["model"]], run, counter)
         rank = torch.distributed.get_rank()
         file = Path(task["folder"]) / f"rank{rank}.json"
         file.write_text(json.dumps(reports), encoding="utf-8")
