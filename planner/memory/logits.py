@@ -17,6 +17,7 @@ from planner.records.request import Loss
 from planner.units import ceil_div, next_power_of_two
 
 STANDARD_SOURCE = "transformers 5.24 loss/loss_utils.py ForCausalLMLoss and trainer.py compute_loss; traced"
+DIVIDED_SOURCE = "DeepSpeed 0.19.8 sequence/cross_entropy.py `VocabParallelCausalLMLoss`; traced"
 FUSED_SOURCE = "Liger Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py; arXiv:2410.10989 section 3.2"
 
 
@@ -30,8 +31,45 @@ def logits_terms(
     loss: Loss,
     frozen: bool = False,
 ) -> tuple[Term, ...]:
-    """Head and loss. `tp` changes nothing: AutoTP gathers the logits to full width on every rank."""
-    return _terms(shape, micro_batch * seq_len, precision.bytes, loss, 0 if frozen else shape.vocab)
+    """Head and loss. AutoTP gathers the logits to full width on every rank, but for a tied head that it divides with
+    the embedding: there they stay divided, and DeepSpeed's own loss reads them."""
+    rows = 0 if frozen else shape.vocab
+    divided = tp > 1 and loss is Loss.STANDARD and bool(shape.trait("vocab_parallel_head"))
+    if divided:
+        return _divided_terms(shape, micro_batch, seq_len, tp, precision.bytes)
+    return _terms(shape, micro_batch * seq_len, precision.bytes, loss, rows)
+
+
+@lru_cache(maxsize=4096)
+def _divided_terms(shape: ModelShape, micro_batch: int, seq_len: int, tp: int, width: int) -> tuple[Term, ...]:
+    """The terms of a head that tensor parallelism divides by its vocabulary."""
+    tokens, vocab = micro_batch * seq_len, ceil_div(shape.vocab, tp)
+    capped = bool(shape.trait("final_logit_softcapping"))
+    forward = divided_logits_forward_bytes_per_token(vocab, width, capped=capped, single=micro_batch == 1)
+    backward = divided_logits_backward_bytes_per_token(vocab, width, capped=capped)
+    return (
+        _term(
+            "logits/forward", (Moment.FORWARD_END,), tokens * forward, f"{tokens} tokens x {forward}", DIVIDED_SOURCE
+        ),
+        _term(
+            "logits/backward",
+            (Moment.BACKWARD_HEAD,),
+            tokens * backward,
+            f"{tokens} tokens x {backward}",
+            DIVIDED_SOURCE,
+        ),
+        _gradient_term(tokens, vocab, shape.hidden, width),
+    )
+
+
+def _gradient_term(tokens: int, vocab: int, hidden: int, width: int) -> Term:
+    return _term(
+        "logits/gradient",
+        (Moment.BACKWARD_HEAD_WEIGHT,),
+        tokens * width * (vocab + hidden),
+        f"{tokens} tokens x {width} x ({vocab} + {hidden})",
+        "torch 2.13 derivatives.yaml, mm: gradients of both factors",
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -70,13 +108,7 @@ def _terms(shape: ModelShape, tokens: int, width: int, loss: Loss, trained_rows:
             f"{tokens} tokens x {backward}",
             STANDARD_SOURCE,
         ),
-        _term(
-            "logits/gradient",
-            (Moment.BACKWARD_HEAD_WEIGHT,),
-            tokens * width * (vocab + hidden),
-            f"{tokens} tokens x {width} x ({vocab} + {hidden})",
-            "torch 2.13 derivatives.yaml, mm: gradients of both factors",
-        ),
+        _gradient_term(tokens, vocab, hidden, width),
     )
 
 
@@ -102,6 +134,29 @@ def logits_backward_bytes_per_token(vocab: int, width: int, *, capped: bool) -> 
     Leaves out: `outputs.logits` (wV more) where a loop keeps the model's output during backward; the Trainer does not.
     """
     return vocab * (12 + (width if capped else 0))
+
+
+def divided_logits_forward_bytes_per_token(vocab: int, width: int, *, capped: bool, single: bool) -> int:
+    """Peak of the forward inside DeepSpeed's loss over logits that stay divided; `vocab` is the rank's own part.
+
+    Formula: logits wV + their shifted copy wV (a view of a single sample) + fp32 copy 4V (none where w = 4) +
+        difference from the maximum 4V + exponential 4V: 16V in bf16 and in fp32; a soft cap keeps wV more.
+    Source: DeepSpeed 0.19.8, deepspeed/sequence/cross_entropy.py `VocabParallelCausalLMLoss.__call__`,
+        `_VocabParallelCrossEntropy.forward`; traced.
+    Leaves out: the one position a sample that has no label.
+    """
+    copies = (0 if single else width) + (4 if width < 4 else 0)
+    return vocab * (width + copies + 8 + (width if capped else 0))
+
+
+def divided_logits_backward_bytes_per_token(vocab: int, width: int, *, capped: bool) -> int:
+    """Peak at the start of backward with DeepSpeed's loss; `vocab` is the rank's own part.
+
+    Formula: kept exponential 4V + gradient 4V + its cast wV (none where w = 4); a soft cap keeps wV more.
+    Source: DeepSpeed 0.19.8, deepspeed/sequence/cross_entropy.py `_VocabParallelCrossEntropy.backward`; traced.
+    Leaves out: what `divided_logits_forward_bytes_per_token` leaves out.
+    """
+    return vocab * (8 + (width if width < 4 else 0) + (width if capped else 0))
 
 
 def fused_chunk_tokens(tokens: int, vocab: int, hidden: int) -> int:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 from planner.memory.logits import (
+    divided_logits_backward_bytes_per_token,
+    divided_logits_forward_bytes_per_token,
     fused_chunk_tokens,
     logits_backward_bytes_per_token,
     logits_forward_bytes_per_token,
@@ -14,6 +20,8 @@ from planner.records.estimate import Moment, Term
 from planner.records.model import ModelShape, Precision
 from planner.records.request import Loss
 from planner.spec.hf_config import shape_from_config
+
+TESTS = Path(__file__).parents[1]
 
 
 def shape(model_type: str = "llama", **fields: int) -> ModelShape:
@@ -50,14 +58,14 @@ def test_logits_of_a_large_vocabulary_take_fifteen_gigabytes() -> None:
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_tensor_parallelism_does_not_divide_logits(loss: Loss) -> None:
+def test_tensor_parallelism_does_not_divide_the_logits_of_an_untied_head(loss: Loss) -> None:
     assert terms(shape(), loss=loss) == terms(shape(), loss=loss, tp=4)
 
 
 def test_logits_are_gone_before_the_layers_are_differentiated() -> None:
     for loss in Loss:
         for term in terms(shape(), loss=loss).values():
-            assert set(term.moments) <= {Moment.FORWARD_END, Moment.BACKWARD_HEAD}
+            assert set(term.moments) <= {Moment.FORWARD_END, Moment.BACKWARD_HEAD, Moment.BACKWARD_HEAD_WEIGHT}
             assert term.source
             assert term.formula
 
@@ -97,3 +105,53 @@ def test_the_trainer_drops_the_logits_before_backward() -> None:
     step = inspect.getsource(Trainer.training_step)
     assert "loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)" in step
     assert step.index("self.compute_loss(") < step.index("self.accelerator.backward(loss")
+
+
+# --- a tied head, which AutoTP divides by its vocabulary
+
+
+def test_the_logits_of_a_tied_head_stay_divided() -> None:
+    whole, half, quarter = (terms(shape(tie_word_embeddings=True), tp=tp) for tp in (1, 2, 4))
+    for name in ("logits/forward", "logits/backward"):
+        assert half[name].size_bytes == 2 * quarter[name].size_bytes
+        assert half[name].size_bytes < whole[name].size_bytes
+    assert half["logits/backward"].size_bytes == 10 * 16_000 * 4 * 2048
+
+
+def test_a_tied_head_that_autotp_replicates_keeps_its_logits_whole() -> None:
+    assert terms(shape("gemma"), tp=4) == terms(shape("gemma"))
+
+
+@pytest.mark.deepspeed
+@pytest.mark.transformers
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_divided_logits_take_what_deepspeeds_own_loss_takes(precision: str, micro_batch: int) -> None:
+    """One rank's part of the vocabulary under the loss that DeepSpeed installs, traced on real tensors; two sizes of
+    the part leave its own bytes alone."""
+    losses = pytest.importorskip("deepspeed.sequence.cross_entropy")
+    tool = oracle()
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+
+    def traced(words: int) -> dict[str, int]:
+        model = tool.build({**config, "vocab_size": words}, 1, "sdpa", precision)
+        model.loss_function = losses.VocabParallelCausalLMLoss(vocab_start_index=0, vocab_end_index=words)
+        return tool.measure(model, 1, micro_batch, 256)
+
+    few, many = traced(2048), traced(6144)
+    width, tokens = Precision(precision).bytes, micro_batch * 256
+    forward = divided_logits_forward_bytes_per_token(4096, width, capped=False, single=micro_batch == 1)
+    backward = divided_logits_backward_bytes_per_token(4096, width, capped=False)
+    assert tokens * forward == pytest.approx(many["forward_peak"] - few["forward_peak"], rel=0.005)
+    assert tokens * backward == pytest.approx(many["backward_head"] - few["backward_head"], rel=0.005)
+
+
+def oracle() -> ModuleType:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("trace_activations", TESTS / "oracles" / "trace_activations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
