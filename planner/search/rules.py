@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planner.geometry.flops import model_work
 from planner.memory.transients import largest_flat_elements
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.model import AutoTP, Precision
-from planner.records.request import Optimizer, Request
+from planner.records.request import Loss, Optimizer, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,18 @@ def tp_trains_adapters(request: Request, candidate: Candidate) -> Breach | None:
         return None
     detail = "DeepSpeed's AutoTP replaces the modules that carry adapters, and with them the adapters"
     return Breach(rule="tp-adapters", detail=detail, needed=1, available=candidate.degrees.tp)
+
+
+def fused_loss_reads_whole_head(request: Request, candidate: Candidate) -> Breach | None:
+    """Liger multiplies by `lm_head.weight` itself: of a head that AutoTP divides, the rank's own rows alone.
+
+    Source: Liger Kernel, transformers/model/llama.py `lce_forward` (`lm_head_weight=self.lm_head.weight`).
+    """
+    tp = candidate.degrees.tp
+    if tp == 1 or request.workload.loss is not Loss.FUSED or not model_work(request.model).head_divided:
+        return None
+    detail = "the fused loss reads the output head's weight directly, of which tensor parallelism leaves a rank a part"
+    return Breach(rule="tp-fused-loss", detail=detail, needed=1, available=tp)
 
 
 def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
@@ -158,6 +171,7 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_divides_heads,
     tp_supported,
     tp_trains_adapters,
+    fused_loss_reads_whole_head,
     offload_needs_zero,
     pure_bf16_needs_zero,
     optimizer_can_be_offloaded,
