@@ -53,7 +53,7 @@ CASES = (
     ([*PLAN, "--method", "lora", "--lora-targets", "c_attn"], "`c_attn` is no linear module", "q_proj"),
     ([*PLAN, "--method", "lora", "--lora-targets", "all-linear,q_proj"], "names modules beside", "all-linear"),
     ([*PLAN, "--method", "qlora", "--precision", "fp32"], "in 4 bits", "--method lora"),
-    ([*PLAN, "--optimizer", "adamww"], "`adamww`", "adamw"),
+    ([*PLAN, "--optimizer", "adamww"], "`--optimizer adamww`", "did you mean `adamw`"),
     ([*PLAN, "--top", "0"], "must be above zero", ""),
     (["--model", "13b", "--gpus", "8xV100-32G", "--precision", "bf16"], "`V100-32G` has no bf16", "fp16"),
     (["--model", "gpt2", "--gpus", "1xA100-80G", "--seq-len", "4096"], "1024 positions", "--seq-len 1024"),
