@@ -24,7 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+)
 from transformers import TrainingArguments as Arguments
 
 HERE = Path(__file__).resolve().parent
@@ -137,15 +145,20 @@ def four_bits(dtype: torch.dtype) -> Any:
 
 def random_four_bit_model(config: Any, *, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
     """Random weights, quantised one by one as those of a file are: the 16-bit model never exists whole."""
-    with torch.device("meta"):
-        shapes = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):  # the class itself, because from_config would divide the model at ZeRO-3
+        shapes = model_class(config)
     pool = torch.randn(max(sum(weight.shape) for weight in shapes.parameters())).mul_(0.02).to(dtype)
     ones = torch.ones_like(pool)
     weights = {  # overlapping views of a few random numbers
         name: (pool if weight.dim() > 1 or name.endswith("bias") else ones).as_strided(weight.shape, [1] * weight.dim())
         for name, weight in shapes.named_parameters()
     }
-    return type(shapes).from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **settings)
+    model = model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **settings)
+    for weight in model.parameters():
+        if not hasattr(weight, "quant_state"):  # still a view where loading moved nothing
+            weight.data = weight.data.clone(memory_format=torch.contiguous_format)
+    return model
 
 
 def with_adapters(model: PreTrainedModel, request: dict[str, Any]) -> Any:

@@ -83,3 +83,13 @@ def test_full_training_builds_no_adapters(train: Any) -> None:
     document, shape = small_document("llama-3.2-1b")
     model = train.build_model(document, SimpleNamespace(model=None))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == parameter_count(shape)
+
+
+def test_random_4_bit_models_own_their_memory(train: Any) -> None:
+    """They are drawn as views of a few numbers: a collective that writes into one must not reach beyond it."""
+    pytest.importorskip("bitsandbytes")
+    document, _ = small_document("llama-3.2-1b", method="qlora")
+    model = train.build_model(document, SimpleNamespace(model=None))
+    weights = list(model.parameters())
+    assert all(weight.is_contiguous() for weight in weights)
+    assert len({weight.data_ptr() for weight in weights}) == len(weights)
