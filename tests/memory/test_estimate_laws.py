@@ -48,7 +48,7 @@ def memory(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def states(document: dict[str, Any]) -> int:
-    """Weights, master weights and optimizer states on the GPU; gradients, which come and go, have a law of their own."""
+    """Weights, master weights and optimizer states on the GPU. Gradients come and go: a law of their own."""
     return sum(t["bytes"] for t in document["terms"] if t["device"] == "gpu" and t["name"].startswith("states/"))
 
 
