@@ -41,6 +41,6 @@ def test_a_larger_micro_batch_gets_shorter_samples(tmp_path, micro_batch, seq_le
 
 
 def test_what_needs_a_gpu_is_replaced_and_what_does_not_stays(tmp_path):
-    flash = made_small(tmp_path, attention="flash", loss="fused")[0].workload
+    flash = made_small(tmp_path, tp=1, attention="flash", loss="fused")[0].workload
     assert (flash.attention, flash.loss) == (Attention.SDPA, Loss.STANDARD)
     assert made_small(tmp_path, attention="eager")[0].workload.attention is Attention.EAGER
