@@ -97,14 +97,16 @@ def group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Chec
     """The flat buffer of one coalesced gather, beside the parameters copied out of it, until the last one is used.
 
     Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; 0 where one
-    matrix exceeds it, which is gathered alone and not copied, and where the whole model is reused.
+    matrix exceeds it, which is gathered alone and not copied, where the whole model is reused, and where max_live
+    binds, so that a group takes the place of what was released.
     Source: partition_parameters.py `_all_gather_coalesced`, `_all_gather_sequential`, `AllGatherCoalescedHandle`
     (0.19.8).
     Leaves out: groups at the end of the model, which are smaller.
     """
     largest, total = partitioned(sizes.layer_largest_tensor, settings), partitioned_total(sizes, settings)
-    room = min(settings.prefetch_bucket_elements, settings.max_live_parameters)
-    if room <= largest or reused_elements(sizes, settings, checkpointing) >= total:
+    room = settings.prefetch_bucket_elements
+    reused = reused_elements(sizes, settings, checkpointing) >= total
+    if room <= largest or reused or settings.max_live_parameters < total:
         return 0
     return min(total, room + largest)
 

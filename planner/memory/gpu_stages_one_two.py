@@ -107,11 +107,11 @@ def _bucket(given: Inputs) -> list[Term]:
     if not reduces_at_once(given):
         return terms
     walk, source = _walk(given, _share(given)), f"{STAGE12} reduce_independent_p_g_buckets_and_remove_grads"
-    last = e * (walk.end + (given.sizes.head if order.tied else 0))
     if kept:  # gradients of earlier micro-batches are there already, a new one is added to its own
         fresh = e * given.sizes.layer_largest_tensor
         return [*terms, term("gradients/fresh", (*LAYER, *LATE), fresh, "e * largest tensor of a layer", source)]
     tied = e * given.sizes.head if order.tied else 0
+    last = e * walk.end + 2 * tied  # the head's gradient, the embedding's and their sum
     late = e * walk.from_layer(late_layers(given))
     formula = "e * (a gradient + the one in reduction where it exceeds the bucket)"
     return [

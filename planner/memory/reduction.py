@@ -51,12 +51,14 @@ def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
 
     Formula: at every gradient X: X + the waiting gradient where it is larger than the bucket + a flattened copy of the
     flushed bucket where it crosses a partition (stages 1 and 2) or holds more than one tensor (stage 3, `share` None).
+    The first copy counts where it exceeds the partition, which takes its place.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`;
     stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
     Leaves out: the order of tensors within a layer beyond "last used, first differentiated".
     """
     most, first_flush, first_copy = [0] * (len(order.layers) + 2), 0, 0
     end, waiting, tensors = sum(order.flat), 0, 0
+    later = share or 0  # the partition is allocated at the first flush, when the copy is gone
 
     def copy() -> int:
         if share is None:
@@ -67,12 +69,13 @@ def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
         beside = numel + (waiting if waiting > bucket else 0)
         if waiting and waiting + numel > bucket:
             copied = copy()
-            beside += copied
+            beside += copied if first_flush else max(0, copied - later)
             end, waiting, tensors = end - waiting, 0, 0
             first_flush, first_copy = first_flush or left, first_copy or (left if copied else 0)
         waiting, tensors = waiting + numel, tensors + 1
         most[left] = max(most[left], beside)
-    most[0] = max(most[0], copy() + (waiting if waiting > bucket else 0))
+    last = copy() if first_flush else max(0, copy() - later)
+    most[0] = max(most[0], last + (waiting if waiting > bucket else 0))
     return Reduction(elements=tuple(most), first_flush=first_flush, first_copy=first_copy)
 
 
