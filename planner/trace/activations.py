@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from planner.records.request import Attention
 from planner.records.traced import TracedActivations, TracedKind, TracedStack
 from planner.trace.build import build, quietly, read_config
 from planner.trace.fit import growth_through, points
-from planner.trace.layers import chosen_layers, decoder_layers, kinds_of_layers, shorten
+from planner.trace.layers import chosen_layers, kinds_of_layers, shorten, stack_path
 from planner.trace.live import TooManyOperators
 from planner.trace.step import StepBytes, run_step
 
@@ -40,23 +40,32 @@ def with_activations(shape: ModelShape, *, seq_len: int, attention: Attention, w
 
 
 def _trace(shape: ModelShape, seq_len: int, attention: Attention, width: int) -> TracedActivations:
-    dtype = "float32" if width == 4 else "bfloat16"
-    config = read_config(shape.model_type, shape.hf_config, "$")
-    kernel = "eager" if attention is Attention.EAGER else "sdpa"
-    model = build(config, attention=kernel, dtype=dtype)
-    holder, name = decoder_layers(model, shape.layers)
-    kinds = kinds_of_layers(getattr(holder, name), config)
-    chosen = chosen_layers(kinds)
-    shorten(model, config, chosen)
-    short = [kinds[i] for i in chosen]
     try:
-        stacks = _stacks(shape, model, short, _lengths(seq_len, _window(config), attention), width)
+        return _activations(shape, seq_len, attention, width, told=True)
+    except TooManyOperators:
+        raise _cannot(shape, "its layers loop over tokens where a CUDA kernel is missing") from None
+    except PlannerError as first:
+        try:
+            return _activations(shape, seq_len, attention, width, told=False)
+        except (PlannerError, TooManyOperators):
+            raise first from None
+
+
+def _activations(shape: ModelShape, seq_len: int, attention: Attention, width: int, *, told: bool) -> TracedActivations:
+    config = read_config(shape.model_type, shape.hf_config, "$")
+    window = _window(config)
+    kernel = "eager" if attention is Attention.EAGER else "sdpa"
+    model = build(config, attention=kernel, dtype="float32" if width == 4 else "bfloat16")
+    path = stack_path(model, shape.layers)
+    kinds = kinds_of_layers(model.get_submodule(path), config)
+    chosen = chosen_layers(kinds)
+    shorten(model, config, path, chosen, told=told)
+    stack = Stack(shape=shape, model=model, path=path, kinds=tuple(kinds[i] for i in chosen), width=width)
+    try:
+        stacks = _stacks(stack, _lengths(seq_len, window, attention))
     except TooManyOperators:
         # Chunks of tokens in a loop: what they keep grows with the length, so short samples tell it as well.
-        try:
-            stacks = _stacks(shape, model, short, [(0, LOOP_LENGTHS)], width)
-        except TooManyOperators:
-            raise _cannot(shape, "its layers loop over tokens where a CUDA kernel is missing") from None
+        stacks = _stacks(stack, [(0, LOOP_LENGTHS)])
     return TracedActivations(attention=attention, width=width, stacks=stacks)
 
 
@@ -81,37 +90,33 @@ def _three(above: int, longest: int) -> tuple[int, int, int]:
     return first, max(first + 1, (first + last) // 2), last
 
 
-def _stacks(
-    shape: ModelShape,
-    model: Any,
-    kinds: Sequence[int],
-    regimes: Sequence[tuple[int, tuple[int, int, int]]],
-    width: int,
-) -> tuple[TracedStack, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A short stack of a model's layers."""
+
+    shape: ModelShape
+    model: Any  # on the meta device, with the short stack in place of all layers
+    path: str  # of the stack in the model
+    kinds: tuple[int, ...]  # of its layers, from the bottom up
+    width: int
+
+
+def _stacks(stack: Stack, regimes: Sequence[tuple[int, tuple[int, int, int]]]) -> tuple[TracedStack, ...]:
     return tuple(
-        _stack(shape, model, kinds, checkpointing, shortest, lengths, width)
+        _traced(stack, checkpointing, shortest, lengths)
         for checkpointing in Checkpointing
         for shortest, lengths in regimes
     )
 
 
-def _stack(
-    shape: ModelShape,
-    model: Any,
-    kinds: Sequence[int],
-    checkpointing: Checkpointing,
-    shortest: int,
-    lengths: tuple[int, int, int],
-    width: int,
-) -> TracedStack:
+def _traced(stack: Stack, checkpointing: Checkpointing, shortest: int, lengths: tuple[int, int, int]) -> TracedStack:
+    checkpointed, kinds = checkpointing is Checkpointing.FULL, stack.kinds
     measured = {
-        (batch, length): _run(shape, model, batch, length, checkpointed=checkpointing is Checkpointing.FULL)
-        for batch, length in points(lengths)
+        (batch, length): _run(stack, batch, length, checkpointed=checkpointed) for batch, length in points(lengths)
     }
-
     tokens = {point: point[0] * point[1] for point in measured}
-    forward = logits_forward_bytes_per_token(shape.vocab, width, capped=False)
-    backward = logits_backward_bytes_per_token(shape.vocab, width, capped=False)
+    forward = logits_forward_bytes_per_token(stack.shape.vocab, stack.width, capped=False)
+    backward = logits_backward_bytes_per_token(stack.shape.vocab, stack.width, capped=False)
     whole = {point: _kept_below(step, kinds, len(kinds)) for point, step in measured.items()}
     return TracedStack(
         checkpointing=checkpointing,
@@ -146,15 +151,16 @@ def _beyond(peaks: Sequence[int], step: StepBytes, kinds: Sequence[int], kind: i
     return max(peaks[i] - _kept_below(step, kinds, i + 1) for i, other in enumerate(kinds) if other == kind)
 
 
-def _run(shape: ModelShape, model: Any, micro_batch: int, seq_len: int, *, checkpointed: bool) -> StepBytes:
+def _run(stack: Stack, micro_batch: int, seq_len: int, *, checkpointed: bool) -> StepBytes:
     """One step of a copy of the stack; whatever the model's code cannot do without values becomes one clear error."""
+    model = deepcopy(stack.model)
     try:
-        return run_step(deepcopy(model), micro_batch=micro_batch, seq_len=seq_len, checkpointed=checkpointed)
+        return run_step(model, stack.path, micro_batch=micro_batch, seq_len=seq_len, checkpointed=checkpointed)
     except TooManyOperators:
         raise
     except Exception as error:  # whatever the code of that model raises on tensors without values
         first_line = (str(error).strip() or "-").splitlines()[0][:120]
-        raise _cannot(shape, f"{type(error).__name__}: {first_line}") from None
+        raise _cannot(stack.shape, f"{type(error).__name__}: {first_line}") from None
 
 
 def _cannot(shape: ModelShape, reason: str) -> PlannerError:

@@ -14,14 +14,13 @@ POSITION_WORDS = ("idx", "index", "layer_id", "layer_num")
 """Attributes whose names hold these say where a layer stands, not what it is."""
 
 
-def decoder_layers(model: Any, count: int) -> tuple[Any, str]:
-    """The module that holds the list of decoder layers, and the list's name in it."""
+def stack_path(model: Any, count: int) -> str:
+    """Where in the model its list of decoder layers stands."""
     from torch.nn import ModuleList
 
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, ModuleList) and len(child) == count:
-                return module, name
+    for path, module in model.named_modules():
+        if isinstance(module, ModuleList) and len(module) == count:
+            return str(path)
     raise PlannerError(
         f"`{type(model).__name__}` cannot be traced: it holds no list of its {count} decoder layers",
         hint="dsplan plans decoder models of equal or repeating layers",
@@ -67,22 +66,26 @@ def chosen_layers(kinds: Sequence[int]) -> list[int]:
     return [0, *(kinds.index(kind) for kind in range(max(kinds) + 1)), len(kinds) - 1]
 
 
-def shorten(model: Any, config: Any, chosen: Sequence[int]) -> None:
-    """Leave copies of the chosen layers in the model, and cut the configuration's lists to them."""
+def shorten(model: Any, config: Any, path: str, chosen: Sequence[int], *, told: bool) -> None:
+    """Leave copies of the chosen layers in the model, and cut the configuration's lists to them.
+
+    `told`: the configuration gives the new number of layers too. Some code counts layers by it, other code sizes what
+    it keeps for all layers by it.
+    """
     from copy import deepcopy
 
     from torch.nn import ModuleList
 
-    count = config.num_hidden_layers
-    holder, name = decoder_layers(model, count)
-    layers = getattr(holder, name)
+    layers = model.get_submodule(path)
+    count = len(layers)
     short = ModuleList(deepcopy(layers[i]) for i in chosen)
     for place, layer in enumerate(short):
         for module in layer.modules():
             if "layer_idx" in vars(module):
                 module.layer_idx = place
-    setattr(holder, name, short)
+    model.set_submodule(path, short)
     for key, value in list(vars(config).items()):
         if is_list_by_layer(value, count):
             setattr(config, key, [value[i] for i in chosen])
-    config.num_hidden_layers = len(chosen)
+    if told:
+        config.num_hidden_layers = len(chosen)

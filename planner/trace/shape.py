@@ -20,7 +20,7 @@ from planner.records.model import AutoTP, ModelShape, Norm, ParameterTensor, Pos
 from planner.records.request import Attention
 from planner.records.traced import LayerKind, TracedModel
 from planner.trace.build import build, quietly, read_config, require_transformers, versions
-from planner.trace.layers import decoder_layers, kinds_of_layers
+from planner.trace.layers import kinds_of_layers, stack_path
 
 EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k")
@@ -68,8 +68,7 @@ def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -
         layers, heads = (_size(config, (key,), path) for key in ("num_hidden_layers", "num_attention_heads"))
         hidden, vocab = (_size(config, (key,), path) for key in ("hidden_size", "vocab_size"))
         model = build(config, attention="eager", dtype="bfloat16")
-        holder, attribute = decoder_layers(model, layers)
-        stack = list(getattr(holder, attribute))
+        stack = list(model.get_submodule(stack_path(model, layers)))
         kinds = _kinds(stack, kinds_of_layers(stack, config))
         others = tuple(_others(model, stack))
     routed = any(tensor.name.startswith(EXPERT_PREFIX) for kind in kinds for tensor in kind.tensors)
@@ -113,7 +112,10 @@ def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -
 def _size(config: Any, keys: tuple[str, ...], path: str, *, default: int | None = None) -> int:
     """The first of the keys that holds a positive whole number."""
     for key in keys:
-        value = getattr(config, key, None)
+        try:
+            value = getattr(config, key, None)
+        except Exception:  # a field that differs from layer to layer raises transformers' own error
+            continue
         if type(value) is int and value > 0:
             return value
     if default is None:

@@ -1,7 +1,7 @@
 """One training step of a short stack on tensors without storage: what is alive when?
 
-In: a model on the meta device, micro-batch, length, checkpointing. Out: `StepBytes`. Token ids, weights and their
-gradients are not counted, so what remains is activations, logits and the loss.
+In: a model on the meta device, its layers, micro-batch, length, checkpointing. Out: `StepBytes`. Token ids, weights and
+their gradients are not counted, so what remains is activations, logits and the loss.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ class StepBytes:
     backward_peaks: tuple[int, ...]  # highest while a layer is differentiated, recomputation included
 
 
-def run_step(model: Any, *, micro_batch: int, seq_len: int, checkpointed: bool) -> StepBytes:
-    """Forward and backward, as transformers' Trainer runs them: only the loss is held in between."""
+def run_step(model: Any, path: str, *, micro_batch: int, seq_len: int, checkpointed: bool) -> StepBytes:
+    """Forward and backward, as transformers' Trainer runs them: only the loss is held in between.
+
+    `path` names the list of decoder layers in the model.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -51,7 +54,7 @@ def run_step(model: Any, *, micro_batch: int, seq_len: int, checkpointed: bool) 
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(drop)
-        layers = _stack(model)
+        layers = model.get_submodule(path)
 
         def enter(module: Any, args: Any, kwargs: Any) -> None:
             place = len(entries)
@@ -90,13 +93,6 @@ def run_step(model: Any, *, micro_batch: int, seq_len: int, checkpointed: bool) 
         head_peak=peak(forward_end, left[len(layers)]),
         backward_peaks=tuple(peak(left[i + 1], left[i]) for i in range(len(layers))),
     )
-
-
-def _stack(model: Any) -> Any:
-    from planner.trace.layers import decoder_layers
-
-    holder, name = decoder_layers(model, model.config.get_text_config().num_hidden_layers)
-    return getattr(holder, name)
 
 
 @contextmanager
