@@ -93,6 +93,8 @@ def _saved_state_bytes(given: Inputs) -> int:
     if optimizer is Optimizer.MUON:
         rest = sizes.total - sizes.muon
         return optimizers.muon_state_bytes(sizes.muon, rest, precision, momentum_bytes=given.element_bytes)
+    if given.candidate.offload is not Offload.NONE:
+        return optimizers.host_state_bytes(sizes.total, optimizer, precision)
     return optimizers.optimizer_state_bytes(sizes.total, optimizer, precision)
 
 
@@ -151,8 +153,8 @@ def _optimizer(given: Inputs, share: int, updated: int) -> list[Term]:
     optimizer, precision, ranks = given.optimizer, given.precision, given.ranks_per_node
     source = CPU_OPTIMIZERS.get(optimizer, optimizers.state_source(optimizer))
     return [
-        _term("states/optimizer", TRAINING, ranks * optimizers.optimizer_state_bytes(share, optimizer, precision),
-              f"ranks * {optimizers.state_formula(optimizer, precision, 'P / N')}", source),
+        _term("states/optimizer", TRAINING, ranks * optimizers.host_state_bytes(share, optimizer, precision),
+              f"ranks * {optimizers.host_state_formula(optimizer, precision, 'P / N')}", source),
         _term("step/update", (Moment.STEP_UPDATE,), ranks * optimizers.update_bytes(updated, optimizer, precision),
               f"ranks * {optimizers.update_formula(optimizer, precision)}", source),
     ]  # fmt: skip
