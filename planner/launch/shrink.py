@@ -10,26 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from planner.spec.size_keys import (
+    EXPERT_FFN_KEYS,
+    EXPERTS_KEYS,
+    EXPERTS_PER_TOKEN_KEYS,
+    FFN_KEYS,
+    HEADS_KEYS,
+    HIDDEN_KEYS,
+    KV_HEADS_KEYS,
+    LAYERS_KEYS,
+    ONE_GROUP_KEYS,
+    POSITIONS_KEYS,
+)
 from planner.units import ceil_div
 
-LAYERS = 2
+LAYERS = 4
 HEAD_DIM = 32
 MAX_GROUP = 8  # query heads per key-value head
 VOCAB = 1024  # times the hidden size above the usual stage-3 persistence threshold, so that something is divided
 POSITIONS = 512
 EXPERTS = 4
 
-LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
-FFN_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-EXPERTS_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
-EXPERT_FFN_KEYS = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
 MLA = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
-ONE_GROUP_KEYS = ("n_group", "topk_group")  # of experts
 
 
 def shrink(config: Mapping[str, Any], *, tp: int) -> dict[str, Any]:

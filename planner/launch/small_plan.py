@@ -7,7 +7,7 @@ it. The strategy is the plan's own; data-parallel ranks, sequence length and siz
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Attention, Loss, Optimizer, Workload
 from planner.spec import ds_config
 from planner.spec.hf_config import shape_from_config
+from planner.spec.traced import traced_as_run
 
 TOKENS = 256  # of a micro-batch: enough that activations show beside the states of a tiny model
 SHORTEST, LONGEST = 16, 128
@@ -48,7 +49,7 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
     shape = shape_from_config({**config, "model_type": model_type}, name=f"small {model_type}", source="plan.json")
     world_size = plan["tp"] * plan["dp"]
     planned = ds_config.read(engine_file, world_size=world_size, hidden=whole.hidden).settings
-    return SmallPlan(
+    small = SmallPlan(
         config=config,
         shape=shape,
         candidate=Candidate(
@@ -73,6 +74,7 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
         ),
         planned_settings=planned,
     )
+    return replace(small, shape=traced_as_run(small.shape, small.workload))
 
 
 def _adapter(request: Mapping[str, Any]) -> Adapter | None:

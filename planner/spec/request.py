@@ -23,6 +23,7 @@ from planner.spec.adapter import adapter_notes, adapter_of, script_notes
 from planner.spec.cluster import parse_cluster
 from planner.spec.fields import MAX_MICRO_BATCH, choice, choices, integers, positive, share
 from planner.spec.model import resolve_model
+from planner.spec.traced import traced_as_run
 from planner.units import divisors
 
 DEFAULT_SEQ_LEN = 2048
@@ -59,7 +60,7 @@ def build_request(fields: Mapping[str, Any]) -> Request:
     if pinned is not None:
         given = _merge(given, pinned.fields)
     workload = _workload(given, model, cluster)
-    model = _traced(model, workload)
+    model = traced_as_run(model, workload)
     axes = _axes(given, model, cluster, pinned)
     margin = share("margin", given.get("margin", DEFAULT_MARGIN), upper=0.5)
     request = Request(
@@ -137,17 +138,6 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
         optimizer=choice(Optimizer, "optimizer", given.get("optimizer", "adamw")),
         adapter=adapter_of(given, model, precision),
-    )
-
-
-def _traced(model: ModelShape, workload: Workload) -> ModelShape:
-    """The model with the activations of a type that has no formulas, traced as the workload runs it."""
-    if model.traced is None:
-        return model
-    from planner.trace.activations import with_activations
-
-    return with_activations(
-        model, seq_len=workload.seq_len, attention=workload.attention, width=workload.precision.bytes
     )
 
 

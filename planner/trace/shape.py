@@ -19,13 +19,10 @@ from planner.geometry.params import EXPERT_PREFIX
 from planner.records.model import AutoTP, ModelShape, Norm, ParameterTensor, Position, Split
 from planner.records.request import Attention
 from planner.records.traced import LayerKind, TracedModel
+from planner.spec.size_keys import EXPERTS_KEYS, EXPERTS_PER_TOKEN_KEYS, FFN_KEYS, POSITIONS_KEYS, SIZE_KEYS
 from planner.trace.build import build, quietly, read_config, require_transformers, versions
 from planner.trace.layers import kinds_of_layers, stack_path
 
-EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k")
-FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 NOT_ARCHITECTURE = {
     "model_type",
     "architectures",
@@ -57,14 +54,16 @@ def traced_shape(
     require_transformers(model_type, path, formulas)
     given = {key: value for key, value in fields.items() if key not in NOT_ARCHITECTURE}
     shape = _shape(model_type, json.dumps(given, sort_keys=True), path, tuple(formulas))
-    return replace(shape, name=name, source=source, hub_id=hub_id, hf_config=given)
+    return replace(shape, name=name, source=source, hub_id=hub_id)
 
 
 @lru_cache(maxsize=64)
 def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -> ModelShape:
     """The shape of one configuration, without its name; kept because a batch asks for the same model again."""
+    given = json.loads(fields)
     with quietly():
-        config = read_config(model_type, json.loads(fields), path, formulas)
+        config = read_config(model_type, given, path, formulas)
+        sizes = {key: value for key, value in config.to_dict().items() if key in SIZE_KEYS and value is not None}
         layers, heads = (_size(config, (key,), path) for key in ("num_hidden_layers", "num_attention_heads"))
         hidden, vocab = (_size(config, (key,), path) for key in ("hidden_size", "vocab_size"))
         model = build(config, attention="eager", dtype="bfloat16")
@@ -72,7 +71,9 @@ def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -
         kinds = _kinds(stack, kinds_of_layers(stack, config))
         others = tuple(_others(model, stack))
     routed = any(tensor.name.startswith(EXPERT_PREFIX) for kind in kinds for tensor in kind.tensors)
-    experts, chosen = (_size(config, keys, path, default=0) if routed else 0 for keys in (EXPERTS_KEYS, CHOSEN_KEYS))
+    experts, chosen = (
+        _size(config, keys, path, default=0) if routed else 0 for keys in (EXPERTS_KEYS, EXPERTS_PER_TOKEN_KEYS)
+    )
     known = bool(experts and chosen)
     return ModelShape(
         name=model_type,
@@ -82,7 +83,7 @@ def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -
         hidden=hidden,
         heads=heads,
         kv_heads=min(heads, _size(config, ("num_key_value_heads",), path, default=heads)),
-        head_dim=_size(config, ("head_dim",), path, default=max(1, hidden // heads)),
+        head_dim=_head_dim(config, path, default=max(1, hidden // heads)),
         ffn_hidden=_size(config, FFN_KEYS, path, default=4 * hidden),
         vocab=vocab,
         max_positions=_size(config, POSITIONS_KEYS, path, default=10**9),
@@ -104,6 +105,7 @@ def _shape(model_type: str, fields: str, path: str, formulas: tuple[str, ...]) -
         experts=experts if known else 0,
         experts_per_token=min(chosen, experts) if known else 0,
         traits=(("autotp_reason", "never tried"),),
+        hf_config={**sizes, **given},
         notes=_notes(model_type, model, unknown_routing=routed and not known),
         traced=TracedModel(versions=versions(), kinds=kinds, others=others, kernels=_kernels(model)),
     )
@@ -124,6 +126,12 @@ def _size(config: Any, keys: tuple[str, ...], path: str, *, default: int | None 
             hint="dsplan plans decoder models with attention; give the model's own config.json",
         )
     return default
+
+
+def _head_dim(config: Any, path: str, *, default: int) -> int:
+    """The width of a head; the mean of query and value where they differ (multi-head latent attention)."""
+    query, value = (_size(config, (key,), path, default=0) for key in ("qk_head_dim", "v_head_dim"))
+    return (query + value) // 2 if query and value else _size(config, ("head_dim",), path, default=default)
 
 
 # --- tensors
