@@ -25,7 +25,7 @@ HINTS = (
     ("libaio", "install libaio (Debian: libaio-dev), or dry-run the plan with another --offload"),
     ("Ninja is required", 'pip install "dsplan[launch]"'),
     ("Error building extension", "DeepSpeed compiles its CPU optimizers: install g++ and the headers of this Python"),
-    ("No module named", 'pip install "dsplan[launch]"'),
+    ("ModuleNotFoundError: No module named", 'pip install "dsplan[launch]"'),
     ("No space left on device", "free some space in the temporary folder and the cache of torch extensions"),
     ("Address already in use", "start it again: another program took the port"),
     (

@@ -24,7 +24,7 @@ from planner.spec.size_keys import (
 )
 from planner.units import ceil_div
 
-LAYERS = 4
+LAYERS = 6  # enough that one layer is a small share, as in a real model
 HEAD_DIM = 32
 MAX_GROUP = 8  # query heads per key-value head
 VOCAB = 1024  # times the hidden size above the usual stage-3 persistence threshold, so that something is divided
@@ -32,10 +32,11 @@ POSITIONS = 512
 EXPERTS = 4
 
 MLA = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+ATTENTION_DROPOUT_KEYS = ("attention_dropout", "attn_pdrop")
 
 
 def shrink(config: Mapping[str, Any], *, tp: int) -> dict[str, Any]:
-    """The configuration of a model with about a million parameters."""
+    """The configuration of a model with some million parameters."""
     small = dict(config)
     heads, kv_heads = _heads(config, tp=tp)
     hidden = _first(config, HIDDEN_KEYS)
@@ -54,6 +55,7 @@ def shrink(config: Mapping[str, Any], *, tp: int) -> dict[str, Any]:
     _set(small, ONE_GROUP_KEYS, 1)
     for keys, limit in ((POSITIONS_KEYS, POSITIONS), (EXPERTS_KEYS, EXPERTS), (EXPERTS_PER_TOKEN_KEYS, EXPERTS // 2)):
         small.update({key: min(config[key], limit) for key in keys if config.get(key)})
+    small.update(dict.fromkeys(ATTENTION_DROPOUT_KEYS, 0.0))  # torch's attention on CPUs would keep every score for it
     small.update(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     _cut_layers(small)
     _plain_rope(small)

@@ -33,6 +33,7 @@ class SmallPlan:
     candidate: Candidate
     workload: Workload
     planned_settings: ZeroSettings  # the plan's own sizes
+    attention_dropout_off: bool  # the plan's model drops attention, the tiny one does not
 
     @property
     def ranks(self) -> int:
@@ -73,6 +74,7 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
             adapter=_adapter(request),
         ),
         planned_settings=planned,
+        attention_dropout_off=bool(whole.trait("attention_dropout")),
     )
     return replace(small, shape=traced_as_run(small.shape, small.workload))
 

@@ -15,7 +15,8 @@ from planner.records.candidate import ZeroSettings, ZeroStage
 from planner.records.model import ModelShape
 from planner.units import ceil_div
 
-LARGEST_BUCKET = 4  # a bucket is at most this part of the shrunken model, so that the states can be seen beside it
+ALIGNMENT = 2
+LARGEST_BUCKET = 8  # a bucket is at most this part of the shrunken model, so that the states can be seen beside it
 
 
 def shrink_settings(settings: ZeroSettings, *, whole: ModelShape, small: ModelShape) -> ZeroSettings:
@@ -25,10 +26,10 @@ def shrink_settings(settings: ZeroSettings, *, whole: ModelShape, small: ModelSh
     threshold lies between a vector and a matrix and shrinks with the width. Nothing grows.
     """
     wide, narrow = max(whole.hidden, small.hidden), small.hidden
-    most = ceil_div(parameter_count(small), LARGEST_BUCKET)
+    most = _even(ceil_div(parameter_count(small), LARGEST_BUCKET))
 
     def by_matrix(elements: int) -> int:
-        return ceil_div(elements * narrow**2, wide**2)
+        return _even(ceil_div(elements * narrow**2, wide**2))
 
     return replace(
         settings,
@@ -40,6 +41,11 @@ def shrink_settings(settings: ZeroSettings, *, whole: ModelShape, small: ModelSh
         max_reuse_distance=by_matrix(settings.max_reuse_distance),
         sub_group_elements=by_matrix(settings.sub_group_elements),
     )
+
+
+def _even(elements: int) -> int:
+    """Rounded down to what DeepSpeed aligns partitions to (stage_1_and_2.py `nccl_start_alignment_factor`)."""
+    return max(elements - elements % ALIGNMENT, min(elements, ALIGNMENT))
 
 
 def zero_sizes(settings: ZeroSettings, stage: ZeroStage) -> Mapping[str, int]:

@@ -123,6 +123,8 @@ def _not_shown(folder: PlanFolder, small: SmallPlan) -> tuple[str, ...]:
         lines.append("attention `flash` needs a GPU: `sdpa` ran instead")
     if request.get("method") == "qlora":
         lines.append("the adapters trained beside 16-bit weights: what bitsandbytes stores in 4 bits is not tried")
+    if small.attention_dropout_off:
+        lines.append("dropout of attention needs a GPU's kernels: it was switched off")
     if request["loss"] == "fused":
         lines.append("loss `fused` needs a GPU: the standard loss ran instead")
     if request.get("script"):

@@ -34,7 +34,7 @@ def test_each_small_twin_is_the_same_class_and_has_a_finite_gradient():
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
         parameters = sum(p.numel() for p in model.parameters())
-        assert 1e5 < parameters < 2e7, row.name
+        assert 1e5 < parameters < 4e7, row.name
         assert math.isfinite(loss.item()), row.name
         assert math.isfinite(sum(p.grad.sum().item() for p in model.parameters() if p.grad is not None)), row.name
         tried.add(shape.model_type)

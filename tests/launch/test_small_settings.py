@@ -33,7 +33,7 @@ def test_for_each_architecture_states_are_seen_beside_the_buckets_and_something_
         settings = shrink_settings(planned, whole=whole, small=small)
         for name, value in asdict(settings).items():
             assert value <= asdict(planned)[name], row.name
-        assert 4 * settings.reduce_bucket_elements <= parameter_count(small) + 4, row.name
+        assert 8 * settings.reduce_bucket_elements <= parameter_count(small) + 8, row.name
         assert small.hidden <= settings.param_persistence_threshold < small.hidden**2, row.name
         assert settings.param_persistence_threshold < largest_tensor_numel(small, 1), row.name
         tried += 1
@@ -46,7 +46,7 @@ def test_a_bucket_of_one_matrix_stays_a_bucket_of_one_matrix():
     planned = default_settings(ZeroStage.PARAMETERS, whole.hidden, 80 * GIB)
     settings = shrink_settings(planned, whole=whole, small=small)
     assert planned.reduce_bucket_elements == whole.hidden**2
-    assert settings.reduce_bucket_elements == min(small.hidden**2, -(-parameter_count(small) // 4))
+    assert settings.reduce_bucket_elements == min(small.hidden**2, -(-parameter_count(small) // 8))
     assert settings.param_persistence_threshold == 10 * small.hidden
 
 
