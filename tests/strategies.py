@@ -16,6 +16,7 @@ MODELS = (
     "mixtral-8x7b",
     "opt-1.3b",
 )
+WITHOUT_FUSED_LOSS = ("gpt2", "opt-1.3b")
 CLUSTERS = (
     "1xA100-80G",
     "4xA100-80G",
@@ -47,6 +48,6 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
         fields["offload"] = draw(st.sampled_from(("none", "optimizer", "none,optimizer+param")))
     if draw(st.booleans()):
         fields["checkpointing"] = draw(st.sampled_from(("none", "full")))
-    if draw(st.booleans()):
+    if draw(st.booleans()) and fields["model"] not in WITHOUT_FUSED_LOSS:
         fields["loss"] = "fused"
     return fields

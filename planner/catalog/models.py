@@ -1,7 +1,7 @@
 """The model tables: goes in, a name; comes out, a row with its Hugging Face fields. Which model is called so?
 
 `data/models.toml` holds the models, `data/families.toml` how each transformers model_type is read, `data/autotp.toml`
-what AutoTP does with it. Each is read once and only when asked for. Parsing all of models.toml takes 15 ms and one row
+what AutoTP does with it, `data/liger.toml` whether Liger fuses its loss. Each is read once and only when asked for. Parsing all of models.toml takes 15 ms and one row
 0.2 ms, so a look-up cuts the file at its `[[model]]` lines, reads the names from the first two lines of each row, and
 parses the row it needs.
 """
@@ -210,3 +210,9 @@ def autotp_row(model_type: str) -> AutoTPRow:
         reason=row.get("reason", ""),
         versions=f"DeepSpeed {versions['deepspeed']}, transformers {versions['transformers']}",
     )
+
+
+@cache
+def fused_loss_types() -> frozenset[str]:
+    """The model types whose head and loss Liger Kernel fuses."""
+    return frozenset(toml.loads(_text("liger.toml"))["types"])

@@ -8,14 +8,15 @@ ones) show a higher MFU for the same run. Symbols: `planner.geometry.legend`.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from planner.geometry.adapters import adapter_parameter_count, adapter_tensors
 from planner.geometry.params import EXPERT_PREFIX
 from planner.records.model import Adapter, ModelShape
-from planner.records.traced import LayerKind, TracedModel
+
+if TYPE_CHECKING:
+    from planner.records.traced import LayerKind, TracedModel
 
 
 class LayerWork(NamedTuple):
@@ -94,10 +95,10 @@ def _traced_layer(model: ModelShape, kind: LayerKind) -> LayerWork:
         if tensor.columns == 1:
             continue
         routed = model.experts and tensor.name.startswith(EXPERT_PREFIX)
-        share = Fraction(model.experts_per_token, model.experts) if routed else Fraction(1)
+        chosen, experts = (model.experts_per_token, model.experts) if routed else (1, 1)
         held += tensor.numel * tensor.count
-        active += int(tensor.numel * tensor.count * share)
-        width += int((tensor.rows + tensor.columns * (model.experts if routed else 1)) * share) * tensor.count
+        active += tensor.numel * tensor.count * chosen // experts
+        width += (tensor.rows + tensor.columns * experts) * chosen // experts * tensor.count
         gemms += 1
     return LayerWork(
         layers=kind.layers,

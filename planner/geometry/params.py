@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from planner.records.model import AutoTP, ModelShape, ParameterTensor, Position, Split
-from planner.records.traced import TracedModel
 from planner.units import ceil_div
+
+if TYPE_CHECKING:
+    from planner.records.traced import TracedModel
 
 EXPERT_PREFIX = "layer/mlp/expert/"
 """The tensors that hold all routed experts of a layer."""

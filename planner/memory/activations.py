@@ -26,7 +26,6 @@ from planner.memory.activations_families import (
     supports_activations,
 )
 from planner.memory.activations_layer import LayerBytes, layer_bytes, norm_copy_bytes
-from planner.memory.activations_traced import traced_activation_terms
 from planner.memory.logits import logits_forward_bytes_per_token
 from planner.records.candidate import Checkpointing
 from planner.records.estimate import Device, Moment, Term
@@ -79,6 +78,8 @@ def _terms(
 ) -> tuple[Term, ...]:
     """Kept because the stages and offloads of a search ask for the same terms again."""
     if shape.traced is not None:
+        from planner.memory.activations_traced import traced_activation_terms
+
         return traced_activation_terms(
             shape,
             shape.traced,

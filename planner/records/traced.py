@@ -6,12 +6,15 @@ Carried by the shape of a model whose type has no formula of its own; `planner.t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import ceil
+from typing import TYPE_CHECKING
 
 from planner.records.candidate import Checkpointing
 from planner.records.model import ParameterTensor
 from planner.records.request import Attention
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,14 @@ def tp_trains_adapters(request: Request, candidate: Candidate) -> Breach | None:
     return Breach(rule="tp-adapters", detail=detail, needed=1, available=candidate.degrees.tp)
 
 
+def fused_loss_exists(request: Request, candidate: Candidate) -> Breach | None:
+    """Liger leaves the types it does not know as they are, and their logits whole."""
+    if request.workload.loss is not Loss.FUSED or request.model.trait("fused_loss"):
+        return None
+    detail = f"Liger Kernel has no fused loss for `{request.model.model_type}` models: it would leave the logits whole"
+    return Breach(rule="fused-loss-type", detail=detail, needed=1, available=0)
+
+
 def fused_loss_reads_whole_head(request: Request, candidate: Candidate) -> Breach | None:
     """Liger multiplies by `lm_head.weight` itself: of a head that AutoTP divides, the rank's own rows alone.
 
@@ -171,6 +179,7 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_divides_heads,
     tp_supported,
     tp_trains_adapters,
+    fused_loss_exists,
     fused_loss_reads_whole_head,
     offload_needs_zero,
     pure_bf16_needs_zero,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.catalog.models import autotp_row, family_names, family_row
+from planner.catalog.models import autotp_row, family_names, family_row, fused_loss_types
 from planner.errors import PlannerError
 from planner.records.model import AutoTP, ModelShape, Norm, Position
 from planner.spec.config_reader import ConfigReader
@@ -62,7 +62,8 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str, hub_
         shape = traced_shape(
             model_type, fields, name=name, source=source, hub_id=hub_id, path=path, formulas=family_names()
         )
-        return replace(shape, notes=(*notes, *shape.notes, *_notes(config)))
+        fused = (("fused_loss", True),) if model_type in fused_loss_types() else ()
+        return replace(shape, traits=(*shape.traits, *fused), notes=(*notes, *shape.notes, *_notes(config)))
     family = family_row(model_type)
     read = ConfigReader(fields, {**USUAL_FIELDS, **family.get("fields", {})}, family.get("defaults", {}), path)
     if not read.given("layers") and not read.given("hidden"):
@@ -180,6 +181,7 @@ def _traits(
         traits["replicated_head"] = not tied and autotp.head == "replicated"
     else:
         traits["autotp_reason"] = autotp.reason
+    traits["fused_loss"] = model_type in fused_loss_types()
     for place, key in family.get("dropout", USUAL_DROPOUT).items():
         traits[f"{place}_dropout"] = read.share(key)
     for key in HANDED_ON:

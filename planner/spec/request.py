@@ -134,11 +134,21 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         accumulation=_count("accumulation", given["accumulation"]) if "accumulation" in given else None,
         precision=precision,
         attention=attention_in_force(model, _attention(given)),
-        loss=choice(Loss, "loss", given.get("loss", "standard")),
+        loss=_loss(given, model),
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
         optimizer=choice(Optimizer, "optimizer", given.get("optimizer", "adamw")),
         adapter=adapter_of(given, model, precision),
     )
+
+
+def _loss(given: Mapping[str, Any], model: ModelShape) -> Loss:
+    loss = choice(Loss, "loss", given.get("loss", "standard"))
+    if loss is Loss.FUSED and not model.trait("fused_loss"):
+        raise PlannerError(
+            f"`--loss fused` would change nothing: Liger Kernel does not know `{model.model_type}` models",
+            hint="`--loss standard` plans the whole logits that such a run has",
+        )
+    return loss
 
 
 def _attention(given: Mapping[str, Any]) -> Attention:
