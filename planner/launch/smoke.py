@@ -27,6 +27,7 @@ from planner.launch.folder import PlanFolder, read_folder
 from planner.launch.logs import hint_for
 from planner.launch.process import run
 from planner.launch.result import Check, DryRunFailed, SmokeResult, smoke_text
+from planner.launch.shared_buffers import remove_shared_buffers
 from planner.launch.small_plan import SmallPlan, small_plan
 from planner.launch.small_settings import zero_sizes
 from planner.launch.verdict import judge
@@ -71,6 +72,7 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
             finished = run(command, env=env, cwd=plan_folder.path, timeout_s=timeout_s)
         finally:
             remove_abandoned(locks(env) - before)
+            remove_shared_buffers(env["MASTER_PORT"])
         answer = _read_report(Path(task["report"]))
     versions = {name: importlib.metadata.version(name) for name in packages}
     result = judge(
