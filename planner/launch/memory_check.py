@@ -96,7 +96,7 @@ def compare(predicted: Mapping[Phase, int], measured: Mapping[str, int], *, limi
                 phase=phase.value,
                 predicted_bytes=predicted[phase],
                 measured_bytes=measured[phase.value],
-                difference_percent=round(difference, 2),
+                difference_percent=round(difference, 2) + 0.0,  # no negative zero
                 within_limit=abs(difference) <= limit_percent,
             )
         )

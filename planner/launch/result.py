@@ -73,7 +73,7 @@ def _memory_lines(memory: MemoryComparison) -> list[str]:
     """Predicted and measured bytes of each phase, or why they were not compared."""
     if memory.skipped is not None:
         return [f"memory: predicted and measured bytes were not compared: {memory.skipped}"]
-    title = f"memory: tensors of the fullest rank, at most {memory.limit_percent:g} % apart"
+    title = f"memory: tensors of the fullest rank, device and host together, at most {memory.limit_percent:g} % apart"
     head = f"     {'phase':<9}{'predicted':>13}{'measured':>13}{'difference':>13}"
     rows = [
         f"{'ok ' if p.within_limit else 'BAD'}  {p.phase:<9}{_mib(p.predicted_bytes):>13}{_mib(p.measured_bytes):>13}"
