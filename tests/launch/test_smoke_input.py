@@ -39,6 +39,7 @@ def folder_with(tmp_path: Path, **texts: str) -> Path:
 @pytest.fixture
 def _with_packages(monkeypatch):
     monkeypatch.setattr(smoke, "PACKAGES", ())
+    monkeypatch.setattr(smoke, "build", lambda folder: folder / "counting_allocator.so")  # no engine runs here
 
 
 @pytest.mark.parametrize("name", ["plan.json", "ds_config.json", "launch.sh", "train.py"])
