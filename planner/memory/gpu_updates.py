@@ -99,6 +99,9 @@ def _muon_three(given: Inputs, shard: int) -> list[Term]:
     source, dp = optimizers.state_source(Optimizer.MUON), c.degrees.dp
     settings = c.settings
     chunks = muon.chunk_elements(sizes.muon_matrices, settings.reduce_bucket_elements, settings.sub_group_elements, dp)
+    largest = max(sizes.muon_matrices, default=0)
+    working = muon.chunk_bytes(chunks, largest, sizes.muon_workspace_bytes, dp, e)
+    norm = transients.norm_slice_bytes(ceil_div(sizes.largest_tensor, dp))
     return [
         term("states/muon_momentum", FROM_INIT, e * matrices, "e * matrices / N (Muon: momentum of matrices)", source),
         term("states/optimizer", TRAINING,
@@ -107,6 +110,7 @@ def _muon_three(given: Inputs, shard: int) -> list[Term]:
         term("buffers/muon_gather", TRAINING, muon.kept_gather_bytes(chunks, dp, e),
              "e * (C + C / N) for every size C of a chunk of matrices, at most 256 MiB",
              f"{STAGE3} _partitioned_buffers_all_gather"),
-        term("step/muon", (Moment.STEP_NORM,), muon.chunk_bytes(chunks, dp, e) + sizes.muon_workspace_bytes,
-             f"e * (2 * C + C / N) + {optimizers.MUON_WORKSPACE}", f"{STAGE3} _muon_update_sub_group"),
+        term("step/muon", (Moment.STEP_NORM,), max(0, working - norm),
+             "e * (3 * C + C / N) + e * m * (3 + 4 * N), m the largest matrix; less the norm, which comes later",
+             f"{STAGE3} _muon_update_sub_group"),
     ]  # fmt: skip

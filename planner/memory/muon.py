@@ -59,18 +59,23 @@ def kept_gather_bytes(chunks: tuple[int, ...], dp: int, element_bytes: int) -> i
     )
 
 
-def chunk_bytes(chunks: tuple[int, ...], dp: int, element_bytes: int) -> int:
-    """The largest chunk of gradients and momentums while stage 3 orthogonalises it, without buffers that are kept.
+def chunk_bytes(chunks: tuple[int, ...], largest: int, workspace_bytes: int, dp: int, element_bytes: int) -> int:
+    """The largest chunk while stage 3 orthogonalises it, without the buffers that are kept.
 
-    Formula: e * (2 * C + C / N), gradients and momentums whole and this rank's momentums, and e * (C + C / N) for a
-    gather that is not kept.
-    Source: deepspeed/runtime/zero/stage3.py `_muon_update_sub_group` (0.19.8).
-    Leaves out: rounds of matrices of unequal shape, which are padded.
+    N matrices at a time go round: each rank orthogonalises one, then all gather all of them, gradients and momentums.
+    Formula: e * (3 * C + C / N): gradients and momentums whole, the gradients of the chunk before, this rank's
+    momentums; e * (C + C / N) for a gather that is not kept; and the workspace, or e * m * (3 + 4 * N), m the largest
+    matrix: both lists of a round, both flat buffers that the collective fills first, the own parts and the update.
+    Source: deepspeed/runtime/zero/stage3.py `_muon_update_sub_group` (0.19.8); torch 2.13 ProcessGroupNCCL::allgather;
+    measured on the engine.
+    Leaves out: rounds of N equal matrices, which need no lists of their own.
     """
     if not chunks:
         return 0
-    buffer = _buffers(chunks, dp, element_bytes)[0]
-    return element_bytes * (2 * chunks[0] + ceil_div(chunks[0], dp)) + (buffer if buffer > KEPT_BUFFER_BYTES else 0)
+    chunk, buffer = chunks[0], _buffers(chunks, dp, element_bytes)[0]
+    round_bytes = element_bytes * largest * (3 + 4 * dp)
+    held = element_bytes * (3 * chunk + ceil_div(chunk, dp)) + (buffer if buffer > KEPT_BUFFER_BYTES else 0)
+    return held + max(workspace_bytes, round_bytes if dp > 1 else 0)
 
 
 def _buffers(chunks: tuple[int, ...], dp: int, element_bytes: int) -> list[int]:
