@@ -34,7 +34,8 @@ def late_layers(given: Inputs) -> int:
     if c.zero is ZeroStage.DISABLED or not reduces_at_once(given):
         return min(1, depth)
     if c.zero is ZeroStage.PARAMETERS:
-        return min(depth, max(1, reduction(order, c.settings.reduce_bucket_elements, None).first_copy))
+        walk = reduction(order, c.settings.reduce_bucket_elements, None, c.degrees.dp)
+        return min(depth, max(1, walk.first_copy))
     bucket, share = c.settings.reduce_bucket_elements, gradient_partition_bytes(given.sizes.total, c.degrees, 1)
     if holds_foreign(given):
         return max(1, order.layers_in_first_part(share))

@@ -79,14 +79,15 @@ def turn_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Check
 def layer_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing, *, tp: int) -> int:
     """Live parameters while the last layer is differentiated.
 
-    Formula: as at the head, but for the head itself: at least the largest tensor of a layer, the whole layer with
-    checkpointing, whose recomputation releases nothing before its backward.
+    Formula: as at the head, but for the head itself: at least the largest tensor of a layer, or all its experts; the
+    whole layer with checkpointing, whose recomputation releases nothing before its backward.
     Source: as `turn_elements`; traced on the engine.
     Leaves out: the second tensor in flight where max_live is smaller than a layer.
     """
     head = partitioned(sizes.head, settings)
     recomputed = checkpointing is Checkpointing.FULL
-    in_use = partitioned_layer(sizes, settings) if recomputed else partitioned(sizes.layer_largest_tensor, settings)
+    module = max(partitioned(sizes.layer_largest_tensor, settings), sizes.experts)
+    in_use = partitioned_layer(sizes, settings) if recomputed else module
     saved = 0 if tp == 1 else sizes.layer_divided if checkpointing is Checkpointing.FULL else sizes.divided
     reused = reused_elements(sizes, settings, checkpointing) - head
     live = max(in_use, reused, prefetched_elements(sizes, settings, in_use=in_use), saved)
@@ -96,19 +97,20 @@ def layer_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Chec
 def group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
     """The flat buffer of one coalesced gather, beside the parameters copied out of it, until the last one is used.
 
-    Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; 0 where one
-    matrix exceeds it, which is gathered alone and not copied, where the whole model is reused, and where max_live
-    binds, so that a group takes the place of what was released.
+    Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; all experts of
+    a layer, one module, at least. Of dense layers 0 where one matrix exceeds the bucket, which is gathered alone and
+    not copied, and where max_live binds, so that a group takes the place of what was released. 0 where the whole model
+    is reused.
     Source: partition_parameters.py `_all_gather_coalesced`, `_all_gather_sequential`, `AllGatherCoalescedHandle`
     (0.19.8).
     Leaves out: groups at the end of the model, which are smaller.
     """
     largest, total = partitioned(sizes.layer_largest_tensor, settings), partitioned_total(sizes, settings)
     room = settings.prefetch_bucket_elements
-    reused = reused_elements(sizes, settings, checkpointing) >= total
-    if room <= largest or reused or settings.max_live_parameters < total:
+    if reused_elements(sizes, settings, checkpointing) >= total:
         return 0
-    return min(total, room + largest)
+    grouped = room > largest and settings.max_live_parameters >= total
+    return min(total, max(room + largest if grouped else 0, sizes.experts))
 
 
 def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
@@ -144,6 +146,18 @@ def norm_group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing:
 def _final_norm_is_gathered(sizes: RankSizes, settings: ZeroSettings) -> bool:
     """Whether there is a final norm that stage 3 partitions."""
     return bool(sizes.order.after) and partitioned(sizes.order.after[0], settings) > 0
+
+
+def building_elements(sizes: RankSizes, dp: int) -> int:
+    """Whole tensors while zero.Init builds the model, beside the shards of all others.
+
+    Formula: max(largest tensor, experts - (head + experts - their largest tensor) / N): the tensors of one module are
+    whole together, and neither their own shards nor the head's exist yet.
+    Source: deepspeed/runtime/zero/partition_parameters.py `_post_init_method` (0.19.8).
+    Leaves out: nothing known.
+    """
+    missing = sizes.head + sizes.experts - sizes.layer_largest_tensor
+    return max(sizes.largest_tensor, sizes.experts - missing // dp)
 
 
 def end_of_backward_bytes(sizes: RankSizes, settings: ZeroSettings, element_bytes: int) -> int:

@@ -39,10 +39,11 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
     shard = states.sharded_parameter_elements(sizes.total, sizes.divided, c.degrees)
     terms = [
-        term("load/module", (Moment.LOAD,), e * whole.largest_tensor, "e * largest tensor", f"{PARTITION} Init"),
+        term("load/module", (Moment.LOAD,), e * gathered.building_elements(whole, c.degrees.dp),
+             "e * largest tensor, or a layer's experts less the shards not made yet", f"{PARTITION} Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
-        term("init/hooked_tensor", (Moment.INIT_STATES,), e * sizes.largest_tensor,
-             "e * largest trained tensor, gathered to hook its gradient",
+        term("init/hooked_tensor", (Moment.INIT_STATES,), e * max(sizes.largest_tensor, sizes.experts),
+             "e * largest trained tensor or all experts of a layer, gathered to hook their gradients",
              f"{STAGE3} create_reduce_and_remove_grad_hooks"),
         *_gathered(given),
         *_gradients(given),
@@ -103,8 +104,8 @@ def _secondary_weights(given: Inputs) -> list[Term]:
 def _gradients(given: Inputs) -> list[Term]:
     """Gradients on their way to their shards."""
     c, sizes, e = given.candidate, given.sizes, given.element_bytes
-    order = sizes.order
-    walk, source = reduction(order, c.settings.reduce_bucket_elements, None), f"{STAGE3} __avg_scatter_grads"
+    order, source = sizes.order, f"{STAGE3} __avg_scatter_grads"
+    walk = reduction(order, c.settings.reduce_bucket_elements, None, c.degrees.dp)
     tied = sizes.head if order.tied else 0
     formula = "e * (a gradient + the one in reduction where it exceeds the bucket, or the bucket's copy)"
     return [

@@ -46,11 +46,12 @@ class Reduction:
 
 
 @lru_cache(maxsize=512)
-def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
+def reduction(order: TensorOrder, bucket: int, share: int | None, ranks: int = 1) -> Reduction:
     """Walk through one backward.
 
     Formula: at every gradient X: X + the waiting gradient where it is larger than the bucket + a flattened copy of the
-    flushed bucket where it crosses a partition (stages 1 and 2) or holds more than one tensor (stage 3, `share` None).
+    flushed bucket where it crosses a partition (stages 1 and 2) or, at stage 3 (`share` None), where it holds more than
+    one tensor or one that its ranks do not divide.
     The first copy counts where it exceeds the partition, which takes its place.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`;
     stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
@@ -62,7 +63,7 @@ def reduction(order: TensorOrder, bucket: int, share: int | None) -> Reduction:
 
     def copy() -> int:
         if share is None:
-            return waiting if tensors > 1 else 0
+            return waiting if tensors > 1 or waiting % ranks else 0
         return waiting if waiting and (end - waiting) // share != (end - 1) // share else 0
 
     for numel, left in _arrivals(order):

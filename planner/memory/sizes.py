@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from planner.geometry.adapters import adapter_tensors
 from planner.geometry.params import (
+    EXPERT_PREFIX,
     largest_tensor_numel,
     layer_numel,
     parameter_tensors,
@@ -42,6 +43,7 @@ class RankSizes:
     muon_workspace_bytes: int  # of the largest of them
     factored: int  # values that Adafactor keeps where it sees rows and columns
     order: TensorOrder  # every tensor in the order of the model
+    experts: int = 0  # the experts of one layer: several tensors of one module, which stage 3 gathers together
 
     @property
     def muon(self) -> int:
@@ -115,6 +117,7 @@ def rank_sizes(shape: ModelShape, tp: int) -> RankSizes:
         muon_workspace_bytes=max((muon_workspace_bytes(*_rank_shape(t, tp)) for t in matrices), default=0),
         factored=sum(_factored(t, tp) * t.count for t in tensors),
         order=tensor_order(tensors, shape.layers, lambda tensor: rank_numel(tensor, tp), tied="head" not in by_name),
+        experts=sum(rank_numel(tensor, tp) for tensor in tensors if tensor.name.startswith(EXPERT_PREFIX)),
     )
 
 
