@@ -22,6 +22,23 @@ ADAM_PARAMETERS = (
     *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "adam_w_mode", "torch_adam", "set_grad_none"),
     *("fp32_optimizer_states", "fused", "foreach", "maximize", "capturable", "differentiable"),
 )
+PARAMETERS = {
+    "adam": ADAM_PARAMETERS,
+    "adamw": ADAM_PARAMETERS,
+    "lion": ("lr", "betas", "weight_decay", "set_grad_none", "fp32_optimizer_states"),
+    "sgd": (
+        "lr",
+        "momentum",
+        "dampening",
+        "weight_decay",
+        "nesterov",
+        "maximize",
+        "foreach",
+        "differentiable",
+        "fused",
+    ),
+    "adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"),
+}
 SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 COSINE_PARAMETERS = (
     "total_num_steps",
@@ -101,10 +118,11 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding(
             "DS062", f"{path}.max_grad_norm", "the optimizer has no such parameter", fix="use `gradient_clipping`"
         )
-    if isinstance(kind, str) and kind.lower() in ("adam", "adamw"):
+    known = PARAMETERS.get(str(kind).lower())
+    if known is not None:
         for key in params:
-            if key not in ADAM_PARAMETERS and key != "max_grad_norm":
-                near = nearest(key, ADAM_PARAMETERS, limit=1)
+            if key not in known and key != "max_grad_norm":
+                near = nearest(key, known, limit=1)
                 fix = (
                     "write `lr`" if key == "learning_rate" else f"did you mean `{near[0]}`?" if near else "take it out"
                 )

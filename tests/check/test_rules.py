@@ -73,6 +73,7 @@ CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}, "DS062", "$.optimizer.params.learning_rate"),
     ({"optimizer": {"type": "OneBitAdam"}}, "DS066", "$.optimizer.type"),
     ({"optimizer": {"type": "SGD"}}, "DS066", "$.optimizer.type"),
+    ({"optimizer": {"type": "Lion", "params": {"lr": 1e-5, "eps": 1e-8}}}, "DS062", "$.optimizer.params.eps"),
     ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "DS033", "$.bf16.bf16_optimizer_states"),
     (
         {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
