@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.geometry.flops import model_work
 from planner.memory.transients import largest_flat_elements
 from planner.records.candidate import Candidate, Offload, ZeroStage
-from planner.records.model import AutoTP, Precision
+from planner.records.model import AutoTP, Method, Precision
 from planner.records.request import Loss, Optimizer, Request
 
 
@@ -93,6 +93,15 @@ def fused_loss_reads_whole_head(request: Request, candidate: Candidate) -> Breac
         return None
     detail = "the fused loss reads the output head's weight directly, of which tensor parallelism leaves a rank a part"
     return Breach(rule="tp-fused-loss", detail=detail, needed=1, available=tp)
+
+
+def packed_weights_stay_on_gpu(request: Request, candidate: Candidate) -> Breach | None:
+    """Packed weights in host memory leave their scales on the GPU; no run of it is known, so none is proposed."""
+    offloaded = candidate.offload.param_device != "none"
+    if not offloaded or request.workload.method is not Method.QLORA:
+        return None
+    detail = "4-bit weights in host memory are untried; they are small enough to stay on the GPU"
+    return Breach(rule="qlora-param-offload", detail=detail, needed=0, available=1)
 
 
 def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
@@ -179,6 +188,7 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_divides_heads,
     tp_supported,
     tp_trains_adapters,
+    packed_weights_stay_on_gpu,
     fused_loss_exists,
     fused_loss_reads_whole_head,
     offload_needs_zero,
@@ -190,7 +200,7 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
 )
 
 
-RUNNABLE = tuple(rule for rule in RULES if rule is not tp_divides_heads)
+RUNNABLE = tuple(rule for rule in RULES if rule not in (tp_divides_heads, packed_weights_stay_on_gpu))
 """What DeepSpeed itself needs: it also runs uneven shards, which dsplan never proposes."""
 
 

@@ -80,3 +80,14 @@ def test_a_script_of_the_user_s_is_told_how_to_make_its_adapters() -> None:
     notes = estimate(**BASE, method="lora", script="mine.py").to_dict()["assumptions"]
     assert any("`mine.py` makes its adapters with `autocast_adapter_dtype=False`" in note for note in notes)
     assert not any("autocast" in note for note in estimate(**BASE, method="lora").to_dict()["assumptions"])
+
+
+def test_rules_keep_adapters_from_tensor_parallelism_and_packed_weights_on_the_gpu() -> None:
+    with pytest.raises(PlannerError, match="AutoTP replaces the modules that carry adapters") as raised:
+        estimate(**BASE, method="lora", tp=2)
+    assert "tp-adapters" in raised.value.hint
+    found = plan(**BASE, method="qlora", micro_batch=1)
+    rules = {rejection.rule for rejection in found.plan.rejected}
+    assert {"tp-adapters", "qlora-param-offload"} <= rules
+    assert all(one.candidate.degrees.tp == 1 for one in found.plan.ranked)
+    assert all(one.candidate.offload.param_device == "none" for one in found.plan.ranked)
