@@ -97,20 +97,19 @@ def layer_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Chec
 def group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
     """The flat buffer of one coalesced gather, beside the parameters copied out of it, until the last one is used.
 
-    Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; all experts of
-    a layer, one module, at least. Of dense layers 0 where one matrix exceeds the bucket, which is gathered alone and
-    not copied, and where max_live binds, so that a group takes the place of what was released. 0 where the whole model
-    is reused.
+    Formula: prefetch bucket + largest tensor of a layer, for the bucket is filled until it is exceeded; 0 where one
+    matrix exceeds it, which is gathered alone and not copied, where the whole model is reused, and where max_live
+    binds, so that a group takes the place of what was released.
     Source: partition_parameters.py `_all_gather_coalesced`, `_all_gather_sequential`, `AllGatherCoalescedHandle`
     (0.19.8).
     Leaves out: groups at the end of the model, which are smaller.
     """
     largest, total = partitioned(sizes.layer_largest_tensor, settings), partitioned_total(sizes, settings)
     room = settings.prefetch_bucket_elements
-    if reused_elements(sizes, settings, checkpointing) >= total:
+    reused = reused_elements(sizes, settings, checkpointing) >= total
+    if room <= largest or reused or settings.max_live_parameters < total:
         return 0
-    grouped = room > largest and settings.max_live_parameters >= total
-    return min(total, max(room + largest if grouped else 0, sizes.experts))
+    return min(total, room + largest)
 
 
 def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
@@ -131,16 +130,17 @@ def head_group_elements(sizes: RankSizes, settings: ZeroSettings) -> int:
 
 
 def norm_group_elements(sizes: RankSizes, settings: ZeroSettings, checkpointing: Checkpointing) -> int:
-    """The flat buffer that brings the final norm for its backward together with the last matrix of the last layer.
+    """The flat buffer of the first gather in backward: final norm and last matrix of the last layer, or its experts.
 
-    Formula: that matrix; 0 where the norm persists, nothing is prefetched or the whole model is reused.
+    Formula: that matrix, unless the norm persists or nothing is prefetched; the experts, which one module has together;
+    0 where the whole model is reused.
     Source: as `group_elements`; traced on the engine.
     Leaves out: the same within layers, where matrices beside a norm are smaller.
     """
-    reused = reused_elements(sizes, settings, checkpointing) >= partitioned_total(sizes, settings)
-    if not settings.prefetch_bucket_elements or reused or not _final_norm_is_gathered(sizes, settings):
+    if reused_elements(sizes, settings, checkpointing) >= partitioned_total(sizes, settings):
         return 0
-    return partitioned(sizes.order.last_matrix, settings)
+    with_norm = settings.prefetch_bucket_elements > 0 and _final_norm_is_gathered(sizes, settings)
+    return max(partitioned(sizes.order.last_matrix, settings) if with_norm else 0, sizes.experts)
 
 
 def _final_norm_is_gathered(sizes: RankSizes, settings: ZeroSettings) -> bool:

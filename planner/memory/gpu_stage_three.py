@@ -64,6 +64,8 @@ def _gathered(given: Inputs) -> list[Term]:
     turn = gathered.turn_elements(whole, settings, c.checkpointing, tp=tp)
     layer = gathered.layer_elements(whole, settings, c.checkpointing, tp=tp)
     group = gathered.group_elements(whole, settings, c.checkpointing)
+    experts = max(0, 2 * whole.experts - turn)  # of the last layer, and the buffer of their gather
+    head_group = max(gathered.head_group_elements(whole, settings), experts)
     norm_group = max(0, gathered.norm_group_elements(whole, settings, c.checkpointing) - group)
     return [
         term("gathered/persistent", (*FORWARD_BACKWARD, Moment.SAVE), gathered.persistent_bytes(whole, settings, e),
@@ -71,15 +73,17 @@ def _gathered(given: Inputs) -> list[Term]:
              f"{PARTITION} ds_persist"),
         term("gathered/turn", HEAD, e * turn,
              "e * min(P, max(head, max_reuse_distance / passes, max_live_parameters + a tensor))", COORDINATOR),
-        term("gathered/head_group", HEAD[:1], e * gathered.head_group_elements(whole, settings),
-             "e * max(head, prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
+        term("gathered/head_group", HEAD[:1], e * head_group,
+             "e * max(head, prefetch bucket + largest tensor of a layer, 2 * experts - what is live)",
+             f"{PARTITION} AllGatherCoalescedHandle"),
         term("gathered/layer", REDUCTION[:-1], e * layer,
              "e * max(a layer's tensor, reused, max_live_parameters + a tensor); the layer with checkpointing",
              COORDINATOR),
         term("gathered/group", (HEAD[-1], *REDUCTION[:-1]), e * group,
              "e * (prefetch bucket + largest tensor of a layer)", f"{PARTITION} AllGatherCoalescedHandle"),
         term("gathered/norm_group", REDUCTION[:1], e * norm_group,
-             "e * last matrix, gathered together with the final norm", f"{PARTITION} AllGatherCoalescedHandle"),
+             "e * (last matrix, gathered together with the final norm, or experts)",
+             f"{PARTITION} AllGatherCoalescedHandle"),
         term("gathered/first_layer", REDUCTION[-1:], gathered.end_of_backward_bytes(whole, settings, e),
              "e * max(layer's largest tensor, embedding)", COORDINATOR),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 from planner.memory import host, optimizers, quantized, states, transients
-from planner.memory.inputs import FROM_INIT, FROM_INIT_STATES, STEP, TRAINING, Inputs
+from planner.memory.inputs import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
 from planner.records.model import Precision
@@ -194,11 +194,10 @@ def _offloaded_one_two(given: Inputs) -> list[Term]:
         _term("init/before_pinning", (Moment.INIT_STATES,), before_pinning,
               f"ranks * ({width} + e) * P / N: pageable copies while they are pinned", PINNING),
     ]  # fmt: skip
-    if c.accumulation > 1 and given.precision is not Precision.PURE_BF16:  # which adds up in `gradients/update`
+    adds_up_here = c.accumulation > 1 and c.zero is ZeroStage.GRADIENTS  # stage 1 adds up on the GPU
+    if adds_up_here and given.precision is not Precision.PURE_BF16:  # which adds up in `gradients/update`
         whole = host.pinned_tensors_bytes(given.sizes.tensors, 1, e, pin=pin) if pin else e * given.sizes.total
-        # Stage 1 accumulates on the GPU: it makes these buffers in the last backward and drops them after the step.
-        alive = TRAINING if c.zero is ZeroStage.GRADIENTS else (Moment.BACKWARD_END, *STEP, Moment.STEP_UPDATE)
-        terms.append(_many("gradients/accumulated", alive, given, ceil_div(whole, c.degrees.dp),
+        terms.append(_many("gradients/accumulated", TRAINING, given, ceil_div(whole, c.degrees.dp),
                            "ranks * (sum over tensors of p2(e * numel)) / N"))  # fmt: skip
     return terms
 

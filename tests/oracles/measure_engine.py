@@ -129,6 +129,7 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
     torch.manual_seed(0)
     counter.take_peak_bytes()
     model = build_model(fields, run)
+    time.sleep(SETTLE_S)
     peaks = {"load": counter.take_peak_bytes()}
     draw_weights(model)
     model = with_adapters(model, run)
