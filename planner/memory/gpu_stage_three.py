@@ -61,6 +61,8 @@ def _gathered(given: Inputs) -> list[Term]:
     """Whole parameters, and the flat buffers of the gathers that bring them."""
     c, whole, e = given.candidate, given.whole, given.element_bytes
     settings, tp = c.settings, c.degrees.tp
+    if c.degrees.dp == 1 and c.offload.param_device == "none":
+        return _whole_shards(given)
     turn = gathered.turn_elements(whole, settings, c.checkpointing, tp=tp)
     layer = gathered.layer_elements(whole, settings, c.checkpointing, tp=tp)
     group = gathered.group_elements(whole, settings, c.checkpointing)
@@ -87,6 +89,15 @@ def _gathered(given: Inputs) -> list[Term]:
         term("gathered/first_layer", REDUCTION[-1:], gathered.end_of_backward_bytes(whole, settings, e),
              "e * max(layer's largest tensor, embedding)", COORDINATOR),
     ]  # fmt: skip
+
+
+def _whole_shards(given: Inputs) -> list[Term]:
+    """One rank holds whole tensors, used as they lie; only what tensor parallelism replicates is shared and gathered."""
+    whole = given.whole
+    gathered_bytes = given.element_bytes * whole.embedding if given.candidate.degrees.tp > 1 else 0
+    return [
+        term("gathered/embedding", REDUCTION[-1:], gathered_bytes, "e * V * h", f"{PARTITION} _no_gather_coalesced")
+    ]
 
 
 def _secondary_weights(given: Inputs) -> list[Term]:

@@ -23,7 +23,7 @@ from planner.memory.inputs import (
     Inputs,
     term,
 )
-from planner.memory.reduction import Reduction, oversize_elements, reduction
+from planner.memory.reduction import Reduction, first_fill_elements, oversize_elements, reduction
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Moment, Term
 from planner.records.model import Precision
@@ -140,10 +140,17 @@ def _partition(given: Inputs, share: int) -> list[Term]:
     formula, source = "e * tensors that lie in the rank's part", f"{STAGE12} grads_in_partition"
     on_first = (*LATE, *END) if holds_foreign(given) else END  # which rank decides then
     early = tuple(moment for moment in since if moment not in on_first)
-    terms = [
-        term("gradients/last_partition", early, e * last, formula, source),
-        term("gradients/partition", (*on_first, *STEP), e * fullest, formula, source),
-    ]
+    terms = [term("gradients/last_partition", early, e * last, formula, source)]
+    if reduces_at_once(given):
+        terms.append(term("gradients/partition", (*on_first, *STEP), e * fullest, formula, source))
+    else:  # the first gradients have moved into the bucket by then
+        moved = first_fill_elements(order.flat, c.settings.reduce_bucket_elements)
+        terms += [
+            term(
+                "gradients/partition", END, e * max(0, fullest - moved), f"{formula}, less what the bucket took", source
+            ),
+            term("gradients/partition", STEP, e * fullest, formula, source),
+        ]
     if c.accumulation > 1 and c.zero is ZeroStage.GRADIENTS:
         source = f"{STAGE12} all_grad_tensors"
         terms += [

@@ -101,3 +101,18 @@ def oversize_elements(tensors: tuple[int, ...], bucket: int) -> int:
     Leaves out: nothing.
     """
     return sum(numel for numel in tensors if numel > bucket)
+
+
+def first_fill_elements(tensors: tuple[int, ...], bucket: int) -> int:
+    """Elements that the bucket takes before it is flushed first, where gradients are reduced front to back.
+
+    Formula: sum of the first tensors while they fit; 0 where the first one does not.
+    Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_gradients` (0.19.8).
+    Leaves out: nothing.
+    """
+    filled = 0
+    for numel in tensors:
+        if filled + numel > bucket:
+            break
+        filled += numel
+    return filled
