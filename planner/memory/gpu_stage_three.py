@@ -92,7 +92,7 @@ def _gathered(given: Inputs) -> list[Term]:
 
 
 def _whole_shards(given: Inputs) -> list[Term]:
-    """One rank holds whole tensors, used as they lie; only what tensor parallelism replicates is shared and gathered."""
+    """One rank holds whole tensors, used as they lie; what tensor parallelism replicates is shared and gathered."""
     whole = given.whole
     gathered_bytes = given.element_bytes * whole.embedding if given.candidate.degrees.tp > 1 else 0
     return [
