@@ -80,7 +80,8 @@ def load_train_script(phases: Phases) -> Any:
     train = importlib.util.module_from_spec(spec)
     sys.modules["train"] = train
     spec.loader.exec_module(train)
-    read_files, training_arguments, build_model = train.read_files, train.training_arguments, train.build_model
+    read_files, training_arguments = train.read_files, train.training_arguments
+    build_model, with_adapters = train.build_model, train.with_adapters
 
     def read_shrunken(folder: Path) -> Any:
         plan, engine = read_files(folder)
@@ -101,11 +102,16 @@ def load_train_script(phases: Phases) -> Any:
 
     def build_counted(*arguments: Any) -> Any:
         model = build_model(*arguments)
-        phases.end("load")
+        if TASK["method"] == "full":
+            phases.end("load")
         return model
 
+    def add_counted(*arguments: Any) -> Any:  # adapters are made on the loaded model
+        phases.end("load")
+        return with_adapters(*arguments)
+
     train.read_files, train.training_arguments = read_shrunken, without_workers
-    train.build_model = build_counted
+    train.build_model, train.with_adapters = build_counted, add_counted
     return train
 
 

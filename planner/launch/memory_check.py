@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from planner.memory.estimate import estimate_memory
 from planner.memory.host_terms import BESIDE_THE_ENGINE
-from planner.memory.sizes import adapter_sizes
-from planner.memory.transients import adapter_build_bytes
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import MOMENTS_OF, Device, MemoryEstimate, Moment, Phase
 from planner.records.model import ModelShape
@@ -54,11 +52,7 @@ def predicted_bytes(model: ModelShape, workload: Workload, candidate: Candidate)
     sharded = candidate.zero is ZeroStage.PARAMETERS
     if not sharded:  # every rank builds the whole model before there is an engine
         bytes_of[Phase.LOAD] = next(term.size_bytes // ranks for term in memory.terms if term.name == "load/copy")
-    beside = ceil_div(untied_head_bytes(model, workload.precision.bytes), ranks if sharded else 1)
-    if workload.adapter is not None and not sharded:  # made once the head is tied
-        adapters = adapter_sizes(model, workload.adapter)
-        beside = max(beside, adapter_build_bytes(adapters, workload.precision.bytes))
-    bytes_of[Phase.LOAD] += beside
+    bytes_of[Phase.LOAD] += ceil_div(untied_head_bytes(model, workload.precision.bytes), ranks if sharded else 1)
     return bytes_of
 
 

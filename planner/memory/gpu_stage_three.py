@@ -39,7 +39,8 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
     shard = states.sharded_parameter_elements(sizes.total, sizes.divided, c.degrees)
     terms = [
-        _building(given),
+        term("load/module", (Moment.LOAD,), e * gathered.building_elements(whole, c.degrees.dp),
+             "e * largest tensor, or a layer's experts less the shards not made yet", f"{PARTITION} Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
         term("init/hooked_tensor", (Moment.INIT_STATES,), e * max(sizes.largest_tensor, sizes.experts),
              "e * largest trained tensor or all experts of a layer, gathered to hook their gradients",
@@ -54,16 +55,6 @@ def stage_three_terms(given: Inputs) -> list[Term]:
         terms.append(term("states/weights", since_load, e * shard, "e * P / N", ZERO_PAPER))
         terms += _secondary_weights(given)
     return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
-
-
-def _building(given: Inputs) -> Term:
-    """What is whole while the model is built: one module after the other, then the adapters."""
-    size = given.element_bytes * gathered.building_elements(given.whole, given.candidate.degrees.dp)
-    formula = "e * largest tensor, or a layer's experts less the shards not made yet"
-    if given.frozen_weight_bytes:
-        size = max(size, transients.adapter_build_bytes(given.sizes, given.element_bytes))
-        formula = f"max({formula}; e * P + 4 * largest adapter)"
-    return term("load/module", (Moment.LOAD,), size, formula, f"{PARTITION} Init")
 
 
 def _gathered(given: Inputs) -> list[Term]:

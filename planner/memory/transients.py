@@ -95,16 +95,6 @@ def unsharded_norm_bytes(rank_elements: int, *, tp: int) -> int:
     return (13 if tp > 1 else 4) * rank_elements
 
 
-def adapter_build_bytes(sizes: RankSizes, element_bytes: int) -> int:
-    """Adapters while they are made, whole on every rank and beside the finished base model.
-
-    Formula: e * P + 4 * the largest adapter matrix: each is drawn in fp32 and then cast.
-    Source: peft 0.21, tuners/lora/layer.py `update_layer`; measured on the engine.
-    Leaves out: the second matrix of a pair, drawn with the first.
-    """
-    return element_bytes * sizes.total + 4 * sizes.largest_tensor
-
-
 def norm_slice_bytes(largest_elements: int) -> int:
     """The fp64 copy of the largest gradient slice while its norm is taken.
 
