@@ -4,7 +4,7 @@
     ./launch.sh                                   random weights, synthetic tokens: shows memory and speed
     ./launch.sh --model PATH_OR_ID --data FILE    real weights on your text or JSONL file
 
-Each value has one home: the model, sequence length, precision, attention, loss and checkpointing come from
+Each value has one home: the model, sequence length, method, precision, attention, loss and checkpointing come from
 plan.json; micro-batch, accumulation, clipping and optimizer come from ds_config.json, where the engine reads them.
 """
 
@@ -24,11 +24,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+)
 from transformers import TrainingArguments as Arguments
 
 HERE = Path(__file__).resolve().parent
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "pure-bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 SYNTHETIC_STEPS = 20
 log = logging.getLogger("train")
@@ -56,7 +64,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: argparse.Namespace) -> Arguments:
     """The Trainer's arguments. Building them switches zero.Init on, so they come before the model."""
-    chosen, optimizer = plan["plans"][0], engine["optimizer"]["params"]
+    chosen = plan["plans"][0]
     head_and_loss_only = dict.fromkeys(("cross_entropy", "rms_norm", "rope", "swiglu", "geglu", "layer_norm"), False)
     return Arguments(
         output_dir=options.output_dir,
@@ -64,14 +72,10 @@ def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: ar
         per_device_train_batch_size=engine["train_micro_batch_size_per_gpu"],
         gradient_accumulation_steps=engine["gradient_accumulation_steps"],
         max_grad_norm=engine["gradient_clipping"],
-        learning_rate=optimizer["lr"],
-        adam_beta1=optimizer["betas"][0],
-        adam_beta2=optimizer["betas"][1],
-        adam_epsilon=optimizer["eps"],
-        weight_decay=optimizer["weight_decay"],
+        **optimizer_arguments(plan, engine),
         lr_scheduler_type="linear",
         warmup_steps=0.03,  # below 1: a share of all steps
-        bf16=chosen["precision"] == "bf16",
+        bf16=chosen["precision"] in ("bf16", "pure-bf16"),
         fp16=chosen["precision"] == "fp16",
         activation_checkpointing=chosen["checkpointing"] == "full",
         activation_checkpointing_kwargs={"use_reentrant": False},
@@ -92,19 +96,85 @@ def training_arguments(plan: dict[str, Any], engine: dict[str, Any], options: ar
     )
 
 
-def build_model(plan: dict[str, Any], options: argparse.Namespace) -> PreTrainedModel:
-    """The plan's architecture in the plan's dtype, with the weights of --model or random ones."""
-    dtype, attention = DTYPES[plan["plans"][0]["precision"]], ATTENTION[plan["request"]["attention"]]
+def optimizer_arguments(plan: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's values: those of ds_config.json, which the Trainer compares with its own.
+
+    DeepSpeed has no 8-bit AdamW; the Trainer builds that one itself, with AdamW's values.
+    """
+    if "optimizer" not in engine:
+        rate = 1e-5 if plan["request"]["method"] == "full" else 2e-4
+        return {"optim": "adamw_bnb_8bit", "learning_rate": rate, "adam_beta2": 0.95, "weight_decay": 0.1}
+    params = engine["optimizer"]["params"]
+    values = {"learning_rate": params["lr"], "weight_decay": params["weight_decay"]}
+    if "betas" in params:
+        values |= {"adam_beta1": params["betas"][0], "adam_beta2": params["betas"][1]}
+    return values | ({"adam_epsilon": params["eps"]} if "eps" in params else {})
+
+
+def build_model(plan: dict[str, Any], options: argparse.Namespace) -> Any:
+    """The plan's architecture in the plan's dtype, with the weights of --model or random ones, and its adapters."""
+    dtype, method = DTYPES[plan["plans"][0]["precision"]], plan["request"]["method"]
+    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION[plan["request"]["attention"]]}
+    if method == "qlora":
+        settings["quantization_config"] = four_bits(dtype)
     if options.model:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(options.model, **settings)
     else:
         log.warning("no --model: random weights of the architecture of %s", plan["model"]["name"])
         fields = {key: value for key, value in plan["model"]["config"].items() if key != "model_type"}
         config = AutoConfig.for_model(plan["model"]["model_type"], **fields)
         torch.manual_seed(42)  # the same weights on every rank
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        build = random_four_bit_model if method == "qlora" else AutoModelForCausalLM.from_config
+        model = build(config, **settings)
     model.config.use_cache = False
+    return model if method == "full" else with_adapters(model, plan["request"])
+
+
+def four_bits(dtype: torch.dtype) -> Any:
+    """nf4 with double quantisation, packed into tensors of the run's dtype: ZeRO-3 divides no others."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,
+    )
+
+
+def random_four_bit_model(config: Any, *, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
+    """Random weights, quantised one by one as those of a file are: the 16-bit model never exists whole."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):  # the class itself, because from_config would divide the model at ZeRO-3
+        shapes = model_class(config)
+    pool = torch.randn(max(sum(weight.shape) for weight in shapes.parameters())).mul_(0.02).to(dtype)
+    ones = torch.ones_like(pool)
+    weights = {  # overlapping views of a few random numbers
+        name: (pool if weight.dim() > 1 or name.endswith("bias") else ones).as_strided(weight.shape, [1] * weight.dim())
+        for name, weight in shapes.named_parameters()
+    }
+    model = model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **settings)
+    for weight in model.parameters():
+        if not hasattr(weight, "quant_state"):  # still a view where loading moved nothing
+            weight.data = weight.data.clone(memory_format=torch.contiguous_format)
     return model
+
+
+def with_adapters(model: PreTrainedModel, request: dict[str, Any]) -> Any:
+    """LoRA adapters on the plan's targets, in the model's dtype; all other weights frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    rank, targets = request["lora_rank"], request["lora_targets"]
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=0.0,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    # peft's default would leave fp32 adapters among 16-bit weights at ZeRO-3, where the engine casts nothing.
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 class Blocks(Dataset):
