@@ -20,7 +20,6 @@ from planner.spec import ds_config
 from planner.spec.hf_config import shape_from_config
 from planner.spec.traced import traced_as_run
 
-TOKENS = 256  # of a micro-batch: enough that activations show beside the states of a tiny model
 SHORTEST, LONGEST = 16, 128
 
 
@@ -63,7 +62,7 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
             settings=shrink_settings(planned, whole=whole, small=shape),
         ),
         workload=Workload(
-            seq_len=min(LONGEST, max(SHORTEST, TOKENS // plan["micro_batch"])),
+            seq_len=_seq_len(shape, plan["micro_batch"]),
             global_batch=None,
             accumulation=plan["accumulation"],
             precision=Precision(plan["precision"]),
@@ -77,6 +76,12 @@ def small_plan(document: Mapping[str, Any], engine_file: Path, *, ranks: int) ->
         attention_dropout_off=bool(whole.trait("attention_dropout")),
     )
     return replace(small, shape=traced_as_run(small.shape, small.workload))
+
+
+def _seq_len(shape: ModelShape, micro_batch: int) -> int:
+    """Half as many tokens in a micro-batch as the model is wide: activations then are some fifth of the states, which
+    grow with the square of the width; neither hides an error in the other."""
+    return min(LONGEST, max(SHORTEST, shape.hidden // 2 // micro_batch))
 
 
 def _adapter(request: Mapping[str, Any]) -> Adapter | None:

@@ -35,7 +35,7 @@ def test_the_strategy_is_the_plans_own(tmp_path):
     assert candidate.settings.overlap_comm == sizes["overlap_comm"]
 
 
-@pytest.mark.parametrize(("micro_batch", "seq_len"), [(1, LONGEST), (2, 128), (4, 64), (16, SHORTEST), (64, SHORTEST)])
+@pytest.mark.parametrize(("micro_batch", "seq_len"), [(1, LONGEST), (2, 112), (4, 56), (16, SHORTEST), (64, SHORTEST)])
 def test_a_larger_micro_batch_gets_shorter_samples(tmp_path, micro_batch, seq_len):
     assert made_small(tmp_path, micro_batch=micro_batch, seq_len=512)[0].workload.seq_len == seq_len
 

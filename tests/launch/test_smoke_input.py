@@ -125,7 +125,7 @@ def test_what_was_not_shown_is_said(tmp_path):
         "dp 2 stands for the plan's dp 4",
         "`flash`",
         "`fused`",
-        "128 tokens instead of 2048",
+        "64 tokens instead of 2048",
         "speed, NCCL and GPU kernels",
         "CUDA context",
         "reduce_bucket_size 500,000,000 ->",
