@@ -11,8 +11,8 @@ import pytest
 
 PLANNER = Path(__file__).parents[1] / "planner"
 ORDER = (
-    "version", "errors", "units", "toml", "records", "resources", "catalog", "spec", "geometry", "memory", "trace", "speed",
-    "search", "explain", "render", "check", "launch", "accuracy", "report", "api", "cli", "__main__",
+    "version", "errors", "units", "toml", "records", "resources", "catalog", "spec", "geometry", "memory", "trace",
+    "speed", "search", "explain", "render", "check", "launch", "accuracy", "report", "api", "cli", "__main__",
 )  # fmt: skip
 PURE = ("errors", "units", "records", "geometry", "memory", "speed", "search", "explain")
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers", "jsonschema", "yaml"}

@@ -99,8 +99,8 @@ def _packed(scored: Sequence[Scored]) -> Derived:
         unit="per mille",
         rows=sum(len(found) for found in shares.values()),
         sources=len(shares),
-        rule="reserved over predicted tensors and gathers' blocks of DeepSpeed runs, as a share of dynamic bytes, where these are at "
-        f"least {DYNAMIC_SHARE:.0%} of the peak: median",
+        rule="reserved over predicted tensors and gathers' blocks of DeepSpeed runs, as a share of dynamic bytes, "
+        f"where these are at least {DYNAMIC_SHARE:.0%} of the peak: median",
     )
 
 

@@ -1,9 +1,9 @@
 """The model tables: goes in, a name; comes out, a row with its Hugging Face fields. Which model is called so?
 
 `data/models.toml` holds the models, `data/families.toml` how each transformers model_type is read, `data/autotp.toml`
-what AutoTP does with it, `data/liger.toml` whether Liger fuses its loss. Each is read once and only when asked for. Parsing all of models.toml takes 15 ms and one row
-0.2 ms, so a look-up cuts the file at its `[[model]]` lines, reads the names from the first two lines of each row, and
-parses the row it needs.
+what AutoTP does with it, `data/liger.toml` whether Liger fuses its loss. Each is read once and only when asked for.
+Parsing all of models.toml takes 15 ms and one row 0.2 ms, so a look-up cuts the file at its `[[model]]` lines, reads
+the names from the first two lines of each row, and parses the row it needs.
 """
 
 from __future__ import annotations

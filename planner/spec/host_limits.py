@@ -1,7 +1,7 @@
 """What this machine allows a process to use: memory of its control group, page-locked memory, shared memory.
 
-In: /proc, /sys/fs/cgroup and the limits of this process. Out: bytes and sentences. Question: can a job started here have
-all of the machine's RAM, and may it lock it?
+In: /proc, /sys/fs/cgroup and the limits of this process. Out: bytes and sentences. Question: can a job started here
+have all of the machine's RAM, and may it lock it?
 """
 
 from __future__ import annotations
