@@ -98,7 +98,7 @@ def _ffn(ffn: int, hidden: int, small_hidden: int) -> int:
 
 
 def _cut_layers(small: dict[str, Any]) -> None:
-    """Two layers, or as many as show every kind of layer."""
+    """Six layers, or as many as show every kind of layer."""
     kinds = small.get("layer_types")
     count = LAYERS
     if kinds:
@@ -108,7 +108,8 @@ def _cut_layers(small: dict[str, Any]) -> None:
         if isinstance(value, list) and key in ("layer_types", "no_rope_layers", "mlp_layer_types"):
             small[key] = value[:count]
     if small.get("attention_types"):
-        small["attention_types"] = [[small["attention_types"][0][0], 1]]
+        period = small["attention_types"][0][0]
+        small["attention_types"] = [[period, count // len(period)]]
         small.pop("attention_layers", None)
     if small.get("mlp_only_layers"):
         small["mlp_only_layers"] = [layer for layer in small["mlp_only_layers"] if layer < count]
