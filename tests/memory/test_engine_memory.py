@@ -28,10 +28,11 @@ from planner.spec.hf_config import shape_from_config
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "engine_memory.json").read_text(encoding="utf-8"))
 RUNS: list[dict[str, Any]] = GOLDEN["runs"]
 TOLERANCE = {"load": 0.02, "init": 0.02, "forward": 0.02, "backward": 0.01, "step": 0.01}
-# What the model misses by more, and by how much; the causes are open.
+# What the model misses by more, by how much, and why.
 KNOWN = {
-    ("z3_lora", "init"): 0.035,  # adapters at stage 3: a tensor of 4.7 MB more while optimizer states are made
-    ("z2_bucket20", "backward"): 0.02,  # a bucket of a sixth of the model: full one layer later than the walk says
+    # A bucket of a sixth of the model is full near the end of the last layer's backward: when the partition is
+    # allocated, most of that layer's activations are gone, but the model lets both meet.
+    ("z2_bucket20", "backward"): 0.02,
 }
 OFFLOAD_TOLERANCE = {"load": 0.04, "init": 0.04, "forward": 0.04, "backward": 0.03, "step": 0.03}
 

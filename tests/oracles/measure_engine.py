@@ -29,7 +29,8 @@ from typing import Any
 GOLDEN = Path(__file__).parents[1] / "golden" / "engine_memory.json"
 STEPS = 3  # Adam's states exist from the second step, stage-3 prefetching from the third
 CASE_LIMIT_S = 300
-SETTLE_S = 0.1  # gloo's threads let go of what they have reduced a moment later
+SETTLE_S = 0.1
+SETTLE_ROUNDS = 4  # at least as many as gloo has threads
 PACKAGES = ("deepspeed", "torch", "transformers", "peft")
 
 
@@ -129,10 +130,12 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
     torch.manual_seed(0)
     counter.take_peak_bytes()
     model = build_model(fields, run)
-    time.sleep(SETTLE_S)
+    settle()
     peaks = {"load": counter.take_peak_bytes()}
     draw_weights(model)
-    model = with_adapters(model, run)
+    model = with_adapters(model, run)  # which gathers the base weights at stage 3: no phase of the plan
+    settle()
+    counter.take_peak_bytes()
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     config = as_the_trainer_fills_it(run["config"], model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -147,7 +150,7 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
             seen = {"forward": counter.take_peak_bytes()}
             engine.backward(loss)
             del loss
-            time.sleep(SETTLE_S)
+            settle()
             seen["backward"] = counter.take_peak_bytes()
             engine.step()
             if micro_batch == accumulation - 1:  # before, a step is none
@@ -156,6 +159,15 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
                 peaks = {**peaks, **{phase: max(peaks.get(phase, 0), size) for phase, size in seen.items()}}
     result = json.dumps({"parameters": parameters, "peaks": peaks})
     (folder / f"{run['name']}.{torch.distributed.get_rank()}.json").write_text(result, encoding="utf-8")
+
+
+def settle() -> None:
+    """Gloo's threads hold the tensor of their last collective until the next one: give each of them another."""
+    import torch
+
+    for _ in range(SETTLE_ROUNDS):
+        torch.distributed.barrier()
+    time.sleep(SETTLE_S)
 
 
 def build_model(fields: dict[str, Any], run: dict[str, Any]) -> Any:
