@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+GLOO_THREADS = 4  # at least as many as torch gives it
+
 
 class Phases:
     """The peaks of each phase; without a counter, nothing is counted."""
@@ -45,6 +47,23 @@ class Phases:
             self.forget()
 
         integration.initialize_weights_zero3 = fill_uncounted
+
+    def leave_out_what_gloo_holds(self) -> None:
+        """Gloo's threads hold the tensor of their last collective until the next one, so while zero.Init builds one
+        parameter after another, earlier ones stay whole, which NCCL's do not: give each thread another collective."""
+        from torch import distributed
+
+        broadcast = distributed.broadcast
+
+        def broadcast_and_let_go(*arguments: Any, **options: Any) -> Any:
+            handle = broadcast(*arguments, **options)
+            if handle is None:
+                for _ in range(GLOO_THREADS):
+                    distributed.barrier()
+            return handle
+
+        if self.counter is not None:
+            distributed.broadcast = broadcast_and_let_go
 
     def follow(self, engine: Any) -> None:
         """Tell the phases of training apart: forward lasts until the loss is handed back to the engine."""
