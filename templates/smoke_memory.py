@@ -55,11 +55,11 @@ class Phases:
 
         broadcast = distributed.broadcast
 
-        def broadcast_and_let_go(*arguments: Any, **options: Any) -> Any:
-            handle = broadcast(*arguments, **options)
+        def broadcast_and_let_go(tensor: Any, src: Any = None, group: Any = None, *more: Any, **options: Any) -> Any:
+            handle = broadcast(tensor, src, group, *more, **options)
             if handle is None:
                 for _ in range(GLOO_THREADS):
-                    distributed.barrier()
+                    distributed.barrier(group=group)
             return handle
 
         if self.counter is not None:

@@ -39,7 +39,7 @@ def stage_three_terms(given: Inputs) -> list[Term]:
     bucket = buffers.reduce_bucket_bytes(settings.reduce_bucket_elements, e, overlap_comm=False)
     shard = states.sharded_parameter_elements(sizes.total, sizes.divided, c.degrees)
     terms = [
-        term("load/module", (Moment.LOAD,), e * gathered.building_elements(whole, c.degrees.dp),
+        term("load/module", (Moment.LOAD,), e * gathered.building_elements(given.undivided, c.degrees.world_size),
              "e * largest tensor, or a layer's experts less the shards not made yet", f"{PARTITION} Init"),
         term("buffers/reduce_bucket", FROM_INIT_STATES, bucket, "e * reduce_bucket_size, for the whole run", STAGE3),
         term("init/hooked_tensor", (Moment.INIT_STATES,), e * max(sizes.largest_tensor, sizes.experts),

@@ -35,6 +35,7 @@ class Inputs:
     candidate: Candidate
     sizes: RankSizes  # what is trained, on the fullest tensor-parallel rank
     whole: RankSizes  # all parameters of that rank; the same as `sizes` when everything is trained
+    undivided: RankSizes  # the base model before tensor parallelism divides it, as zero.Init builds it
     frozen_weight_bytes: int  # of one whole copy of what is not trained, on that rank
     quantized: QuantizedBase | None = None  # where what is not trained is in 4 bits
     model_elements: int  # the whole model

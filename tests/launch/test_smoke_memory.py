@@ -118,6 +118,7 @@ def test_without_a_compiler_the_plan_is_still_tried_and_the_answer_says_what_is_
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     broken = tmp_path / "broken-c++"
     broken.write_text("#!/bin/sh\necho 'x.cpp:3: fatal error: no such header' >&2; exit 1\n")
     broken.chmod(0o755)

@@ -154,6 +154,7 @@ def offloaded_bytes(elements: int, ranks: int, stage: ZeroStage, offload: Offloa
         sizes=sizes,
         model_elements=elements,
         whole=sizes,
+        undivided=sizes,
         frozen_weight_bytes=0,
         precision=Precision.BF16,
         optimizer=Optimizer.ADAMW,
