@@ -70,6 +70,7 @@ def write_tokenizer(folder: Path) -> Path:
 def train(folder: Path, *arguments: str, ranks: int) -> str:
     """Run the folder's train.py on CPU ranks; returns what it said."""
     (folder / "on_cpu.py").write_text(ON_CPU, encoding="utf-8")
+    lines: list[str] = []
     finished = run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "on_cpu.py",
          "train.py", *arguments],
@@ -77,8 +78,9 @@ def train(folder: Path, *arguments: str, ranks: int) -> str:
              "CUDA_VISIBLE_DEVICES": ""},
         cwd=folder,
         timeout_s=600,
+        on_line=lines.append,
     )  # fmt: skip
-    said = "\n".join(finished.tail)
+    said = "\n".join(lines)
     assert finished.returncode == 0, said
     return said
 
