@@ -102,7 +102,7 @@ def _terms_of_strategy(
         candidate=strategy,
         sizes=trained,
         whole=base if adapter is None else with_adapter(base, trained),
-        undivided=rank_sizes(model, 1),
+        undivided=base if strategy.degrees.tp == 1 else rank_sizes(model, 1),
         frozen_weight_bytes=0 if adapter is None else precision.bytes * base.total,
         quantized=quantized,
         model_elements=parameter_count(model),

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +58,7 @@ def measure(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dic
     """Launch cases with the same number of ranks; by name, the peaks of the fullest rank. Failed cases say why on
     stderr and are missing."""
     from planner.launch.counting_allocator import build
+    from planner.launch.shared_buffers import remove_shared_buffers
 
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
@@ -69,7 +69,8 @@ def measure(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dic
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
         launch = ["deepspeed", "--master_port", str(free_port()), "--num_accelerators", str(runs[0]["ranks"])]
         done = subprocess.run([*launch, __file__, str(task)], env=env, capture_output=True, text=True, check=False)
-        remove_shared_buffers(case["port"] for case in cases)
+        for case in cases:
+            remove_shared_buffers(case["port"])
         found = {}
         for run in runs:
             results = Path(folder).glob(f"{run['name']}.*.json")
@@ -80,13 +81,6 @@ def measure(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dic
     if len(found) < len(runs):
         print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
     return found
-
-
-def remove_shared_buffers(ports: Iterable[int]) -> None:
-    """DeepSpeed's all-reduce through shared memory leaves its buffers, 66 MiB a rank, when processes end."""
-    for port in ports:
-        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
-            buffer.unlink()
 
 
 def free_port() -> int:
