@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator
 
 from planner.geometry.adapters import adapter_parameter_count
-from planner.records.candidate import Candidate, Degrees, ZeroStage
+from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.request import Request
 from planner.search.settings import default_settings, frugal_on_host
 from planner.units import divisors
@@ -24,14 +24,10 @@ LARGEST_MICRO_BATCH = 1024
 
 def strategies(request: Request) -> Iterator[Candidate]:
     """Every strategy of the declared axes, legal or not, with the smallest micro-batch of the axis."""
-    axes, cluster, adapter = request.axes, request.cluster, request.workload.adapter
-    trained = adapter_parameter_count(request.model, adapter) if adapter else None
+    axes, cluster = request.axes, request.cluster
     smallest = axes.micro_batch[0] if axes.micro_batch else 1
     for zero, tp, checkpointing, offload in itertools.product(axes.zero, axes.tp, axes.checkpointing, axes.offload):
         degrees = Degrees(tp=tp, dp=max(1, cluster.world_size // tp))
-        settings = default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes, trained)
-        if zero is ZeroStage.PARAMETERS and adapter is None:
-            settings = frugal_on_host(settings, request.model, degrees, offload)
         yield Candidate(
             zero=zero,
             degrees=degrees,
@@ -39,8 +35,20 @@ def strategies(request: Request) -> Iterator[Candidate]:
             offload=offload,
             micro_batch=smallest,
             accumulation=request.workload.accumulation or 1,
-            settings=axes.settings or settings,
+            settings=usual_settings(request, zero, degrees, offload),
         )
+
+
+def usual_settings(request: Request, zero: ZeroStage, degrees: Degrees, offload: Offload) -> ZeroSettings:
+    """The sizes of a strategy before any is searched: those of `--config`, else dsplan's own defaults."""
+    if request.axes.settings is not None:
+        return request.axes.settings
+    adapter, cluster = request.workload.adapter, request.cluster
+    trained = adapter_parameter_count(request.model, adapter) if adapter else None
+    settings = default_settings(zero, request.model.hidden, cluster.gpu.memory_bytes, trained)
+    if zero is ZeroStage.PARAMETERS and adapter is None:
+        return frugal_on_host(settings, request.model, degrees, offload)
+    return settings
 
 
 def micro_batches(request: Request, dp: int) -> tuple[int, ...] | None:
