@@ -16,7 +16,7 @@ from planner.records.model import Method, Precision
 from planner.records.plan import Evaluation, Remedy, Verdict
 from planner.records.request import Axes, Loss, Request
 from planner.search.evaluate import evaluate
-from planner.search.rank import ranked
+from planner.search.rank import ranked_for
 from planner.search.search import with_micro_batch
 from planner.search.space import micro_batches, strategies
 from planner.speed.constants import SpeedConstants
@@ -57,7 +57,7 @@ def _best_at_smallest_batch(request: Request, constants: SpeedConstants) -> Eval
         outcome = evaluate(request, with_micro_batch(request, strategy, smallest), constants)
         if isinstance(outcome, Evaluation) and outcome.verdict is Verdict.FITS:
             kept.append(outcome)
-    order = ranked(kept, request.objective)
+    order = ranked_for(request, kept)
     return order[0] if order else None
 
 

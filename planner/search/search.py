@@ -12,7 +12,7 @@ from planner.records.candidate import Candidate
 from planner.records.plan import Evaluation, Plan, Rejection
 from planner.records.request import Request
 from planner.search.evaluate import evaluate
-from planner.search.rank import ranked
+from planner.search.rank import ranked_for
 from planner.search.rules import first_breach
 from planner.search.space import LARGEST_MICRO_BATCH, accumulation_for, micro_batches, strategies
 from planner.speed.constants import SpeedConstants
@@ -28,7 +28,7 @@ def search(request: Request, constants: SpeedConstants) -> Plan:
                 kept.append(outcome)
             else:
                 rejected.append(outcome)
-    return Plan(request=request, ranked=ranked(kept, request.objective), rejected=tuple(rejected), remedies=())
+    return Plan(request=request, ranked=ranked_for(request, kept), rejected=tuple(rejected), remedies=())
 
 
 def explore(request: Request, strategy: Candidate, constants: SpeedConstants) -> list[Evaluation | Rejection]:
