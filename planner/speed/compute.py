@@ -6,6 +6,7 @@ In: sizes and rates as plain numbers. Out: seconds. Symbols: `planner.geometry.l
 from __future__ import annotations
 
 from planner.geometry.flops import LayerWork, attention_flop, linear_flop
+from planner.records.candidate import ZeroStage
 from planner.records.machine import Gpu
 from planner.records.model import Precision
 from planner.speed.constants import SpeedConstants, StackProfile
@@ -74,14 +75,17 @@ def layer_gemm_s(
     )
 
 
-def flash_attention_s(query_width: int, seq_len: int, tokens: int, tp: int, *, flop_per_s: float) -> float:
+def flash_attention_s(
+    query_width: int, seq_len: int, tokens: int, tp: int, *, flop_per_s: float, constants: SpeedConstants
+) -> float:
     """Seconds of a flash kernel in one layer, forward.
 
-    Formula: 2 * s * q * T / t / (e_a * P).
-    Source: Dao 2023, arXiv:2307.08691, section 4.1; e_a from the GPU table.
+    Formula: 2 * s * q * T / t / (e_a * P) * (s + s_0) / s: a sample of s_0 tokens runs at half the rate of a long one.
+    Source: Dao 2023, arXiv:2307.08691, section 4.1, and figure 5 for the rise with s; e_a from the GPU table.
     Leaves out: the fall of e_a when few heads are left per rank; sliding windows.
     """
-    return attention_flop(query_width, seq_len, tokens) / tp / flop_per_s
+    long_s = attention_flop(query_width, seq_len, tokens) / tp / flop_per_s
+    return long_s * (seq_len + constants.attention_half_rate_tokens) / seq_len
 
 
 def flash_attention_backward_s(forward_s: float, constants: SpeedConstants) -> float:
@@ -108,7 +112,7 @@ def eager_attention_s(
 ) -> float:
     """Seconds of attention with materialised scores in one layer, forward; backward takes twice that.
 
-    Formula: 4 * s * q * T / t / (e_a * P) + 5 * w * (a/t) * s * T / W.
+    Formula: 4 * s * q * T / t / (0.46 * e * P) + 5 * w * (a/t) * s * T / W.
     Source: fit on vTrain's rows without flash attention, https://github.com/VIA-Research/vTrain.
     Leaves out: the fp32 softmax of some models, which doubles two of the five passes.
     """
@@ -136,6 +140,30 @@ def elementwise_s(
     replicated = constants.elementwise_replicated_share
     share = replicated + (1 - replicated) / tp
     return profile.elementwise_multiple * share * weight_bytes * hidden * tokens / hbm_bytes_per_s
+
+
+def gradient_traffic_s(
+    parameters: float,
+    stage: ZeroStage,
+    accumulation: int,
+    *,
+    weight_bytes: int,
+    accumulator_bytes: int,
+    hbm_bytes_per_s: float,
+) -> float:
+    """Seconds that one layer's fresh gradients take on their way to where they wait, in one micro-batch.
+
+    Formula: 2 * w * Ψ_l / W at stages 2 and 3; below, (w + 2*g) * Ψ_l / W, of all micro-batches but the first where
+        g = w.
+    Source: torch/csrc/autograd/functions/accumulate_grad.h adds in place, and keeps the first gradient as it comes;
+        deepspeed/runtime/zero/stage_1_and_2.py `copy_gradients_to_..._bucket` and stage3.py
+        `__add_grad_to_ipg_bucket` copy into a bucket, DeepSpeed 0.19.8.
+    Leaves out: the partition's own accumulation, n times smaller; frameworks that accumulate inside the product.
+    """
+    if stage >= ZeroStage.GRADIENTS:
+        return 2 * weight_bytes * parameters / hbm_bytes_per_s
+    moved = (weight_bytes + 2 * accumulator_bytes) * parameters / hbm_bytes_per_s
+    return moved if accumulator_bytes > weight_bytes else moved * (accumulation - 1) / accumulation
 
 
 def head_s(

@@ -45,6 +45,8 @@ class SpeedConstants:
     gemm_launch_s: float
     attention_backward_flop_ratio: float  # flash kernel, backward over forward
     attention_backward_efficiency_ratio: float
+    attention_half_rate_tokens: float  # sample length at which a flash kernel reaches half its rate on long samples
+    eager_attention_share: float  # rate of the products of materialised scores over that of large matrix products
     score_passes: float  # times the score matrix crosses HBM when it is materialised
     elementwise_replicated_share: float  # of the element-wise work, under tensor parallelism
     logit_bytes: float  # HBM traffic of head and loss per token and vocabulary entry

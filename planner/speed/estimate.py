@@ -40,18 +40,20 @@ def time_estimate(
     *,
     constants: SpeedConstants,
     stack: Stack = Stack.EAGER,
+    context: int = 1,
 ) -> TimeEstimate:
     """Predicted time of one optimizer step; raises ValueError if several nodes have no network rate.
 
     `model_flop_per_step` follows the convention of `planner.geometry.flops`: three times forward, causal attention
     counted half, no recomputation, the head once. `relative_error` is the half-width of the band and `error_class`
-    says which band it is and why.
+    says which band it is and why. `context` ranks share each sample's tokens (sequence or context parallelism, which
+    no plan of ours has but runs of others do): they count as data-parallel ranks and attend to the whole sample.
 
     Formula: sum over terms of (seconds - hidden seconds).
     Source: each term names its own, in `planner.speed.terms`.
     Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits, gathers of embedding and head.
     """
-    job = setup(model, cluster, workload, candidate, constants, stack)
+    job = setup(model, cluster, workload, candidate, constants, stack, context)
     sums = TermSums()
     for kind in job.work.kinds:
         seconds = layer_seconds(kind, job, constants)
@@ -106,6 +108,7 @@ def _add_compute(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, job: Se
     sums.add("compute/gemm", times * (3 if job.frozen is None else 2) * seconds.gemm)
     sums.add("compute/attention", times * (seconds.attention + seconds.attention_backward))
     sums.add("compute/elementwise", times * 3 * seconds.elementwise)
+    sums.add("compute/gradients", times * seconds.gradients)
     sums.add("compute/adapters", times * (passes + 2) * seconds.adapters)
     sums.add("compute/unpacking", times * (passes + 1) * seconds.unpacking)
     if job.checkpointed:

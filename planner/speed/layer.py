@@ -18,6 +18,7 @@ from planner.speed.compute import (
     elementwise_s,
     flash_attention_backward_s,
     flash_attention_s,
+    gradient_traffic_s,
     host_floor_s,
     layer_gemm_s,
     peak_flop_per_s,
@@ -32,13 +33,15 @@ class Setup(NamedTuple):
 
     work: ModelWork
     parameters: int  # of one tensor-parallel rank
+    stage: ZeroStage
     tp: int
     dp: int
     seq_len: int
-    tokens: int  # of one micro-batch
+    tokens: int  # of one micro-batch on one rank
     accumulation: int
     weight_bytes: int
-    gradient_bytes: int
+    gradient_bytes: int  # on the wire
+    accumulator_bytes: int  # of a gradient that waits for those of further micro-batches
     gemm_flop_per_s: float  # reached, not peak
     attention_flop_per_s: float
     hbm_bytes_per_s: float
@@ -58,6 +61,7 @@ class LayerSeconds(NamedTuple):
     attention: float
     attention_backward: float
     elementwise: float
+    gradients: float
     adapters: float
     unpacking: float  # of 4-bit weights
     tensor_parallel: float  # all passes
@@ -73,6 +77,7 @@ def setup(
     candidate: Candidate,
     constants: SpeedConstants,
     stack: Stack,
+    context: int,
 ) -> Setup:
     """The candidate as plain numbers; raises ValueError if several nodes have no network rate.
 
@@ -84,19 +89,22 @@ def setup(
     peak = peak_flop_per_s(gpu, workload.precision)
     profile = constants.profile(stack)
     weight_bytes = workload.precision.bytes
+    wire = constants.engine.gradient_wire_bytes or weight_bytes
     floor = host_floor_s(profile, candidate.degrees.tp)
     if candidate.zero is ZeroStage.PARAMETERS:
         floor += constants.engine.zero3_hook_s
     return Setup(
         work=model_work(model),
         parameters=_rank_parameters(model, candidate.degrees.tp),
+        stage=candidate.zero,
         tp=candidate.degrees.tp,
         dp=candidate.degrees.dp,
         seq_len=workload.seq_len,
-        tokens=candidate.micro_batch * workload.seq_len,
+        tokens=candidate.micro_batch * workload.seq_len // context,
         accumulation=candidate.accumulation,
         weight_bytes=weight_bytes,
-        gradient_bytes=constants.engine.gradient_wire_bytes or weight_bytes,
+        gradient_bytes=wire,
+        accumulator_bytes=4 if candidate.settings.fp32_gradient_accumulation else wire,
         gemm_flop_per_s=gpu.gemm_efficiency * peak,
         attention_flop_per_s=gpu.attention_efficiency * peak,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s,
@@ -120,7 +128,14 @@ def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
     work = job.work
     query_width = work.heads * work.head_dim
     if not job.eager_attention:
-        forward = flash_attention_s(query_width, job.seq_len, job.tokens, job.tp, flop_per_s=job.attention_flop_per_s)
+        forward = flash_attention_s(
+            query_width,
+            job.seq_len,
+            job.tokens,
+            job.tp,
+            flop_per_s=job.attention_flop_per_s,
+            constants=constants,
+        )
         return forward, flash_attention_backward_s(forward, constants)
     forward = eager_attention_s(
         query_width,
@@ -129,7 +144,7 @@ def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
         job.tokens,
         job.tp,
         weight_bytes=job.weight_bytes,
-        flop_per_s=job.attention_flop_per_s,
+        flop_per_s=constants.eager_attention_share * job.gemm_flop_per_s,
         hbm_bytes_per_s=job.hbm_bytes_per_s,
         constants=constants,
     )
@@ -159,7 +174,8 @@ def frozen_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
 def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> LayerSeconds:
     """One layer of that kind, one micro-batch.
 
-    Formula: pass = max(kernels + all-reduces, floor); backward is 2 * gemm + backward attention + 2 * element-wise,
+    Formula: pass = max(kernels + all-reduces, floor); backward is 2 * gemm + backward attention + 2 * element-wise
+        + gradient traffic,
         recomputation one more forward; beside adapters 1 * gemm, for frozen weights get no gradient.
     Source: 720 rows of vTrain for the floor; arXiv:2205.05198, section 5, for full recomputation.
     Leaves out: kernels that run while the host is ahead after a floor-bound layer.
@@ -193,7 +209,16 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
     backward_gemms = 2 if job.frozen is None else 1
     forward_gpu = gemm + attention + elementwise + tp_forward + adapters + unpacking
     backward_gpu = backward_gemms * gemm + attention_backward + 2 * elementwise + tp_backward
-    backward_gpu += 2 * adapters + unpacking
+    trained = layer.held_elements / tp if job.frozen is None else job.frozen.work.elements
+    gradients = gradient_traffic_s(
+        trained,
+        job.stage,
+        job.accumulation,
+        weight_bytes=job.weight_bytes,
+        accumulator_bytes=job.accumulator_bytes,
+        hbm_bytes_per_s=job.hbm_bytes_per_s,
+    )
+    backward_gpu += 2 * adapters + unpacking + gradients
     forward = max(forward_gpu, job.floor_s)
     backward = max(backward_gpu, job.floor_s)
     forwards = 2 if job.checkpointed else 1
@@ -202,6 +227,7 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
         attention=attention,
         attention_backward=attention_backward,
         elementwise=elementwise,
+        gradients=gradients,
         adapters=adapters,
         unpacking=unpacking,
         tensor_parallel=forwards * tp_forward + tp_backward,

@@ -13,9 +13,9 @@ TERMS: dict[str, tuple[str, str]] = {
         "SimuMax, fit on 183 shapes; backward is twice forward, once where weights are frozen",
     ),
     "compute/attention": (
-        "gas * layers * (forward + backward); flash: 2*s*q*T/t / (e_a * P), backward 2.5/0.85 of it; "
-        "eager: 4*s*q*T/t / (e_a * P) + 5 passes over the scores, backward twice",
-        "arXiv:2307.08691, section 4.1; vTrain for materialised scores",
+        "gas * layers * (forward + backward); flash: 2*s*q*T/t / (e_a * P) * (s + 512)/s, backward 2.5/0.85 of it; "
+        "eager: 4*s*q*T/t / (0.46 * e * P) + 5 passes over the scores, backward twice",
+        "arXiv:2307.08691, section 4.1 and figure 5; vTrain for materialised scores",
     ),
     "compute/elementwise": (
         "gas * layers * 3 * ke * (0.5 + 0.5/t) * w * h * T / W",
@@ -28,6 +28,11 @@ TERMS: dict[str, tuple[str, str]] = {
     "compute/unpacking": (
         "gas * layers * passes * (0.5 + w) * 4-bit weights / W",
         "bitsandbytes 0.50, autograd/_functions.py MatMul4Bit",
+    ),
+    "compute/gradients": (
+        "gas * layers * b * Ψ_l / W: b = 2*w into a bucket at stages 2 and 3, w + 2*g onto those of earlier "
+        "micro-batches at stages 0 and 1",
+        "torch/csrc/autograd/functions/accumulate_grad.h; deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, 0.19.8",
     ),
     "compute/recompute": (
         "gas * layers * (forward of gemm, attention and element-wise work)",

@@ -1,0 +1,122 @@
+"""The step time of a measured run, predicted by the model that plans use.
+
+In: a `Point`. Out: `SpeedRow`. The engine's constants are DeepSpeed's unless another engine ran; the stack is what the
+run's layers are made of; link and network are those usual for the card, as for a plan that names nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.accuracy.measured_speed import measured_tokens_per_second
+from planner.accuracy.points import Point
+from planner.accuracy.predict import predict
+from planner.accuracy.run import Run, run_of
+from planner.accuracy.words import Engine, Layers, Storage
+from planner.catalog import tables
+from planner.errors import PlannerError
+from planner.records.candidate import ZeroStage
+from planner.records.estimate import TimeEstimate
+from planner.records.machine import Cluster
+from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.estimate import time_estimate
+from planner.spec.cluster import parse_cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedRow:
+    """One point with what was measured and what is predicted, in tokens per second and GPU."""
+
+    point: Point
+    measured: float | None
+    predicted: float | None
+    time: TimeEstimate | None
+    run: Run | None
+    reason: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return None if not self.measured or self.predicted is None else self.predicted / self.measured - 1
+
+
+OLDER_ATTENTION = {Layers.FOUNDRY: {"A100": 0.353, "H100": 0.2}}
+"""Share of the peak that the Triton attention of 2023 reached. Source: end-to-end fit on llm-foundry's tables."""
+
+FOREACH_TRAFFIC_BYTES = 45.0
+"""Of torch's multi-tensor AdamW, per parameter. Source: fitted on llm-foundry, see `speed.toml`."""
+
+
+def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
+    """The prediction for a point; a reason instead where it gives no geometry, no batch or no speed."""
+    try:
+        run = settled_run(point)
+        cluster = speed_cluster(run)
+    except PlannerError as error:
+        return SpeedRow(point=point, measured=None, predicted=None, time=None, run=None, reason=error.message)
+    seq_len, context = point.seq_len or run.workload.seq_len, (point.sp or 1) * (point.cp or 1)
+    measured = measured_tokens_per_second(run, seq_len)
+    time = time_estimate(
+        run.shape,
+        cluster,
+        replace(run.workload, seq_len=seq_len),
+        run.candidate,
+        constants=engine_constants(run, constants),
+        stack=stack_of(run),
+        context=context,
+    )
+    return SpeedRow(point=point, measured=measured, predicted=time.tokens_per_second_per_gpu, time=time, run=run)
+
+
+def settled_run(point: Point) -> Run:
+    """The run behind a point; recomputation that is not stated is what its memory decides: without it if that fits."""
+    if point.grad_checkpoint is not None or not point.gpu_mem_gb:
+        return run_of(point)
+    kept = run_of(replace(point, grad_checkpoint="none"))
+    found = predict(kept)
+    fits = found.total_bytes <= found.capacity_bytes
+    return kept if fits else run_of(replace(point, grad_checkpoint="full"))
+
+
+def speed_cluster(run: Run) -> Cluster:
+    """The nodes with the link and the network usual for the card; raises PlannerError for a card unknown to us."""
+    cluster = run.cluster
+    name = tables.identify_gpu(run.point.gpu_class or "")[0]["name"]
+    found = parse_cluster(f"{cluster.nodes}x{cluster.gpus_per_node}x{name}")
+    older = OLDER_ATTENTION.get(run.layers, {}).get(name.split("-")[0])
+    if older is None:
+        return found
+    return replace(found, gpu=replace(found.gpu, attention_efficiency=older))
+
+
+def stack_of(run: Run) -> Stack:
+    """How the run's kernels are issued."""
+    if run.point.compile:
+        return Stack.COMPILED
+    if run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels:
+        return Stack.FUSED
+    return Stack.EAGER
+
+
+def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
+    """The constants with what the run's engine does otherwise than DeepSpeed 0.19.8 with AutoTP.
+
+    Source: Megatron-LM, core/tensor_parallel/layers.py: one all-reduce per block in backward;
+    core/distributed: gradients are reduce-scattered. torch/distributed/fsdp: no module hooks of ZeRO-3.
+    """
+    engine = constants.engine
+    if run.layers in (Layers.MEGATRON, Layers.SCALING):
+        engine = replace(engine, all_reduce_per_column_linear=False)
+    if run.engine is not Engine.DEEPSPEED:
+        kept = run.candidate.zero is ZeroStage.GRADIENTS and run.engine is Engine.FSDP
+        engine = replace(
+            engine,
+            zero12_reduce_passes=1.0,
+            zero3_hook_s=0.0,
+            zero3_backward_gathers=0 if kept else engine.zero3_backward_gathers,
+        )
+        if run.storage in (Storage.MIXED_FP32_GRADIENTS, Storage.AUTOCAST, Storage.FP32):
+            engine = replace(engine, gradient_wire_bytes=4)
+        if run.engine in (Engine.FSDP, Engine.TORCH):
+            engine = replace(engine, optimizer_traffic_bytes=FOREACH_TRAFFIC_BYTES)
+    return replace(constants, engine=engine)
