@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.explain.host import borderline_sentence, host_sentences
+from planner.explain.trade import trade_sentences, trade_text
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
 from planner.records.model import Method
@@ -107,16 +108,6 @@ def _comparable(candidate: Candidate, chosen: Candidate) -> bool:
     return candidate.zero < chosen.zero and candidate.offload is Offload.NONE and candidate.degrees == chosen.degrees
 
 
-def against_best(best: Evaluation, other: Evaluation) -> str:
-    """What another plan costs and gains against the best one."""
-    if best.time is None or other.time is None:
-        return ""
-    speed = other.time.tokens_per_second / best.time.tokens_per_second - 1
-    room = best.memory.gpu_total_bytes - other.memory.gpu_total_bytes
-    more = "more" if room >= 0 else "less"
-    return f"{speed:+.0%} tokens/s for {gib_text(abs(room))} {more} headroom"
-
-
 def with_reasons(plan: Plan) -> Plan:
     """The plan with reasons on the plans that are shown."""
     shown: Sequence[Evaluation] = best_of_each_strategy(plan.ranked)[: plan.request.top]
@@ -128,8 +119,9 @@ def with_reasons(plan: Plan) -> Plan:
         reasons = [strategy_sentence(evaluation.candidate), binding_sentence(plan.request, evaluation)]
         if evaluation is best:
             reasons += simpler_that_failed(plan, best.candidate)
+            reasons += trade_sentences(plan, shown)
         else:
-            reasons.append(f"against plan 1: {against_best(best, evaluation)}")
+            reasons.append(f"against plan 1: {trade_text(best, evaluation)}")
         if evaluation.verdict is Verdict.BORDERLINE:
             reasons.append(borderline_sentence(plan.request, evaluation))
         reasons += host_sentences(plan.request, evaluation)
