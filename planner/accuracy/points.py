@@ -12,6 +12,8 @@ fields of `Point` are ignored. Every row names its source and where to read it. 
   GPU; `fused_ce` names the fused or chunked loss, `none` a whole one.
 * `counter_class`: what `measured_peak_gib` counts: `allocated` and `active` are tensors, `reserved` is what torch's
   allocator holds, `nvidia_smi` is the whole card, `unknown` is not said.
+* `kernels`: which kernels attention and norms ran with, where a source compares them; read from `kernel=` in `notes`
+  where the key is missing.
 * `reserved_gib`: what the allocator held in the same run, where a source prints that beside the tensors.
 * `for_scoring`: the scores that a row is good for: `memory`, `fit`, `speed`. `missing`: inputs the source leaves out.
 * `quality`: A an exact number of a nearly complete configuration, B with one gap or read off a chart, C for ordering.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -69,6 +72,7 @@ class Point:
     flash_attn: bool | None = None
     fused_ce: str | None = None
     compile: bool | None = None
+    kernels: str | None = None
     offload: str | None = None
     micro_batch: int | None = None
     seq_len: int | None = None
@@ -100,6 +104,7 @@ class Point:
 KEYS = tuple(field.name for field in fields(Point))
 
 TABLE = "points.jsonl"
+KERNELS = re.compile(r"\bkernel=([^;]+)")
 LARGEST = 10**15
 
 
@@ -149,8 +154,11 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 def _point(row: Mapping[str, Any], where: str) -> Point:
     values: dict[str, Any] = {}
+    stated = KERNELS.search(str(row.get("notes") or ""))
     for field in fields(Point):
         value = row.get(field.name)
+        if value is None and field.name == "kernels" and stated:
+            value = stated.group(1).strip()
         if value is None:
             continue
         values[field.name] = _value(str(field.type), value, f"`{field.name}` in {where}")

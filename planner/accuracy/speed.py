@@ -18,9 +18,9 @@ from planner.errors import PlannerError
 from planner.records.candidate import ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
+from planner.spec.cluster import parse_cluster
 from planner.speed.constants import SpeedConstants, Stack
 from planner.speed.estimate import time_estimate
-from planner.spec.cluster import parse_cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,36 @@ class SpeedRow:
     predicted: float | None
     time: TimeEstimate | None
     run: Run | None
-    reason: str = ""
+    cluster: Cluster | None
+    apart: str = ""  # why the two cannot be compared
+
+    @property
+    def card(self) -> str:
+        """The card's name in the catalogue."""
+        return self.cluster.gpu.name if self.cluster else ""
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Dense peak of the card in the precision of the run."""
+        return self.time.peak_flop_per_s if self.time else 0.0
+
+    @property
+    def model_flop_per_token(self) -> float:
+        """Model FLOPs of a token, in the convention of planner/geometry/flops.py."""
+        return self.time.model_flop_per_step / self.time.tokens_per_step if self.time else 0.0
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one."""
-        return None if not self.measured or self.predicted is None else self.predicted / self.measured - 1
+        """Predicted over measured, less one; None where they cannot be compared."""
+        return None if self.apart or not self.measured or self.predicted is None else self.predicted / self.measured - 1
 
 
-OLDER_ATTENTION = {Layers.FOUNDRY: {"A100": 0.353, "H100": 0.2}}
-"""Share of the peak that the Triton attention of 2023 reached. Source: end-to-end fit on llm-foundry's tables."""
+NATURAL_LENGTHS = ("litgpt", "ms-swift", "peft")
+"""Sources whose samples are neither packed nor made to one length."""
+
+OLDER_ATTENTION = {Layers.FOUNDRY.value: {"A100": 0.353, "H100": 0.2}, "flash_attention 1": {"A100": 0.35}}
+"""Share of the peak that attention kernels before FlashAttention-2 reached. Sources: the Triton kernel of 2023,
+end-to-end fit on llm-foundry's tables; FlashAttention 1: arXiv:2307.08691, figure 5."""
 
 FOREACH_TRAFFIC_BYTES = 45.0
 """Of torch's multi-tensor AdamW, per parameter. Source: fitted on llm-foundry, see `speed.toml`."""
@@ -53,7 +73,9 @@ def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
         run = settled_run(point)
         cluster = speed_cluster(run)
     except PlannerError as error:
-        return SpeedRow(point=point, measured=None, predicted=None, time=None, run=None, reason=error.message)
+        return SpeedRow(
+            point=point, measured=None, predicted=None, time=None, run=None, cluster=None, apart=error.message
+        )
     seq_len, context = point.seq_len or run.workload.seq_len, (point.sp or 1) * (point.cp or 1)
     measured = measured_tokens_per_second(run, seq_len)
     time = time_estimate(
@@ -65,7 +87,24 @@ def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
         stack=stack_of(run),
         context=context,
     )
-    return SpeedRow(point=point, measured=measured, predicted=time.tokens_per_second_per_gpu, time=time, run=run)
+    return SpeedRow(
+        point=point,
+        measured=measured,
+        predicted=time.tokens_per_second_per_gpu,
+        time=time,
+        run=run,
+        cluster=cluster,
+        apart=apart(point),
+    )
+
+
+def apart(point: Point) -> str:
+    """Why a row's speed says nothing about a plan of ours; empty where it does."""
+    if "fp8" in (point.dtype or "").casefold() or "fp4" in (point.dtype or "").casefold():
+        return "8-bit products, which no plan of ours has"
+    if point.source_name.startswith(NATURAL_LENGTHS):
+        return "samples of natural length: padding is computed and not counted"
+    return ""
 
 
 def settled_run(point: Point) -> Run:
@@ -83,7 +122,8 @@ def speed_cluster(run: Run) -> Cluster:
     cluster = run.cluster
     name = tables.identify_gpu(run.point.gpu_class or "")[0]["name"]
     found = parse_cluster(f"{cluster.nodes}x{cluster.gpus_per_node}x{name}")
-    older = OLDER_ATTENTION.get(run.layers, {}).get(name.split("-")[0])
+    kernels = "flash_attention 1" if "attentionv1" in (run.point.kernels or "") else run.layers.value
+    older = OLDER_ATTENTION.get(kernels, {}).get(name.split("-")[0])
     if older is None:
         return found
     return replace(found, gpu=replace(found.gpu, attention_efficiency=older))
@@ -93,7 +133,8 @@ def stack_of(run: Run) -> Stack:
     """How the run's kernels are issued."""
     if run.point.compile:
         return Stack.COMPILED
-    if run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels:
+    plain_norms = run.point.kernels is not None and "rms" not in run.point.kernels.casefold()
+    if not plain_norms and (run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels):
         return Stack.FUSED
     return Stack.EAGER
 

@@ -27,7 +27,8 @@ GROUPED_BY = ("source_url", "model", "method", "gpu_class")
 
 def kept(row: Row) -> dict[str, Any]:
     """The keys that a prediction or a score needs, without nulls."""
-    return {key: value for key, value in {**row, "reserved_gib": reserved_gib(row)}.items()
+    stated = {**row, "reserved_gib": reserved_gib(row), "kernels": kernels(row)}
+    return {key: value for key, value in stated.items()
             if key in KEYS and value not in (None, [])}  # fmt: skip
 
 
@@ -40,6 +41,12 @@ def reserved_gib(row: Row) -> float | None:
     if gap:
         return round(row["measured_peak_gib"] + float(gap.group(1)), 3)
     return float(held.group(1)) if held else None
+
+
+def kernels(row: Row) -> str | None:
+    """Which attention and norm kernels ran, where a source compares them."""
+    stated = re.search(r"\bkernel=([^;]+)", row.get("notes") or "")
+    return stated.group(1).strip() if stated else None
 
 
 def corrected(row: Row) -> Row:
