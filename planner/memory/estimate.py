@@ -2,12 +2,17 @@
 
 In: model, cluster, workload, candidate. Out: `MemoryEstimate`. Question: how much does the fullest GPU, and how much
 does a node's host, hold in each phase?
+
+Terms come in two parts, each kept: those of a strategy, whatever its micro-batch, and those of a micro-batch, whatever
+its strategy. A search asks for the same parts again and again; an estimate adds their sums.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
+from operator import add
+from typing import NamedTuple
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
@@ -16,43 +21,57 @@ from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import TRAINING, Inputs
 from planner.memory.logits import logits_terms
-from planner.memory.overhead import allocator_slack_bytes, communicator_bytes, context_bytes, side_stream_bytes
+from planner.memory.overhead import (
+    SIDE_STREAM,
+    allocator_slack_bytes,
+    communicator_bytes,
+    context_bytes,
+    stranded_bytes,
+)
 from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
-from planner.records.candidate import Candidate, ZeroStage
+from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.estimate import Device, MemoryEstimate, Moment, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
-from planner.records.request import Optimizer, Workload
+from planner.records.request import Attention, Loss, Optimizer, Workload
+
+
+class Sums(NamedTuple):
+    """Terms and their bytes by `Moment`."""
+
+    terms: tuple[Term, ...]
+    gpu: tuple[int, ...]
+    host: tuple[int, ...]
+    disk: tuple[int, ...]
+    gathered: tuple[int, ...]  # the share of `gpu` that stage 3 gathers on a stream of its own
+    lasting: int  # bytes of `gpu` that stay from one step to the next
 
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
-    strategy_terms, layers_left = _strategy(model, cluster, workload, candidate)
-    activations = activation_terms(
+    strategy, layers_left = _strategy(model, cluster, workload, candidate)
+    batch = _batch(
         model,
-        micro_batch=candidate.micro_batch,
-        seq_len=workload.seq_len,
-        tp=candidate.degrees.tp,
-        checkpointing=candidate.checkpointing,
-        precision=workload.precision,
-        attention=workload.attention,
-        adapter=workload.adapter,
+        candidate.micro_batch,
+        candidate.degrees.tp,
+        candidate.checkpointing,
+        layers_left,
+        workload.seq_len,
+        workload.precision,
+        workload.attention,
+        workload.loss,
+        workload.adapter,
     )
-    terms = (
-        *strategy_terms,
-        *through_backward(activations, layers=model.layers, left=layers_left),
-        *logits_terms(
-            model,
-            micro_batch=candidate.micro_batch,
-            seq_len=workload.seq_len,
-            tp=candidate.degrees.tp,
-            precision=workload.precision,
-            loss=workload.loss,
-            frozen=workload.adapter is not None,
-        ),
+    both = Sums(
+        strategy.terms + batch.terms,
+        tuple(map(add, strategy.gpu, batch.gpu)),
+        strategy.host,
+        strategy.disk,
+        strategy.gathered,
+        strategy.lasting + batch.lasting,
     )
-    return add_up(terms, candidate)
+    return _estimate(both, candidate)
 
 
 def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> int:
@@ -62,18 +81,24 @@ def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, can
     Source: memory/host_terms.py.
     Leaves out: nothing; activations and logits are on the GPU.
     """
-    terms, _ = _strategy(model, cluster, workload, candidate)
-    on_host = [term for term in terms if term.device is Device.HOST]
-    return max(sum(term.size_bytes for term in on_host if moment in term.moments) for moment in Moment)
+    return max(_strategy(model, cluster, workload, candidate)[0].host)
 
 
-def _strategy(
-    model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate
-) -> tuple[tuple[Term, ...], int]:
+def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
+    """Bytes of every moment, and the fullest of each device."""
+    return _estimate(_summed(terms), candidate)
+
+
+def _strategy(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> tuple[Sums, int]:
     """The terms that many candidates share."""
-    return _terms_of_strategy(
+    return _sums_of_strategy(
         model,
-        replace(candidate, micro_batch=1, accumulation=min(2, candidate.accumulation)),
+        candidate.zero,
+        candidate.degrees,
+        candidate.checkpointing,
+        candidate.offload,
+        min(2, candidate.accumulation),
+        candidate.settings,
         workload.precision,
         workload.optimizer,
         workload.adapter,
@@ -82,27 +107,40 @@ def _strategy(
     )
 
 
-@lru_cache(maxsize=1024)
-def _terms_of_strategy(
+@lru_cache(maxsize=4096)
+def _sums_of_strategy(
     model: ModelShape,
-    strategy: Candidate,
+    zero: ZeroStage,
+    degrees: Degrees,
+    checkpointing: Checkpointing,
+    offload: Offload,
+    accumulation: int,
+    settings: ZeroSettings,
     precision: Precision,
     optimizer: Optimizer,
     adapter: Adapter | None,
     capacity_bytes: int,
     ranks_per_node: int,
-) -> tuple[tuple[Term, ...], int]:
+) -> tuple[Sums, int]:
     """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are, and the
     layers that keep their activations when gradients weigh most."""
-    base, quantized = rank_sizes(model, strategy.degrees.tp), None
+    base, quantized = rank_sizes(model, degrees.tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
     trained = base if adapter is None else adapter_sizes(model, adapter)
     given = Inputs(
-        candidate=strategy,
+        candidate=Candidate(
+            zero=zero,
+            degrees=degrees,
+            checkpointing=checkpointing,
+            offload=offload,
+            micro_batch=1,
+            accumulation=accumulation,
+            settings=settings,
+        ),
         sizes=trained,
         whole=base if adapter is None else with_adapter(base, trained),
-        undivided=base if strategy.degrees.tp == 1 else rank_sizes(model, 1),
+        undivided=base if degrees.tp == 1 else rank_sizes(model, 1),
         frozen_weight_bytes=0 if adapter is None else precision.bytes * base.total,
         quantized=quantized,
         model_elements=parameter_count(model),
@@ -112,26 +150,74 @@ def _terms_of_strategy(
         ranks_per_node=ranks_per_node,
     )
     terms = tuple(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
-    return terms, late_layers(given)
+    return _summed(terms), late_layers(given)
 
 
-def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
-    """Bytes of every moment, and the fullest of each device."""
+@lru_cache(maxsize=4096)
+def _batch(
+    model: ModelShape,
+    micro_batch: int,
+    tp: int,
+    checkpointing: Checkpointing,
+    layers_left: int,
+    seq_len: int,
+    precision: Precision,
+    attention: Attention,
+    loss: Loss,
+    adapter: Adapter | None,
+) -> Sums:
+    """The terms that grow with the micro-batch; `layers_left` keep their activations when gradients weigh most."""
+    activations = activation_terms(
+        model,
+        micro_batch=micro_batch,
+        seq_len=seq_len,
+        tp=tp,
+        checkpointing=checkpointing,
+        precision=precision,
+        attention=attention,
+        adapter=adapter,
+    )
+    logits = logits_terms(
+        model,
+        micro_batch=micro_batch,
+        seq_len=seq_len,
+        tp=tp,
+        precision=precision,
+        loss=loss,
+        frozen=adapter is not None,
+    )
+    return _summed((*through_backward(activations, layers=model.layers, left=layers_left), *logits))
+
+
+def _summed(terms: Iterable[Term]) -> Sums:
+    """Bytes of every moment."""
+    kept = tuple(terms)
     alive = {device: [0] * len(Moment) for device in Device}
+    gathered = [0] * len(Moment)
     lasting = 0
-    for term in terms:
-        by_moment, size_bytes = alive[term.device], term.size_bytes
-        if term.device is Device.GPU and term.moments[-len(TRAINING) :] == TRAINING:
+    for term in kept:
+        on_gpu, size_bytes = term.device is Device.GPU, term.size_bytes
+        if on_gpu and term.moments[-len(TRAINING) :] == TRAINING:
             lasting += size_bytes
+        by_moment = alive[term.device]
         for moment in term.moments:
             by_moment[moment] += size_bytes
-    peaks = {device: max(by_moment) for device, by_moment in alive.items()}
-    slack = allocator_slack_bytes(peaks[Device.GPU], lasting)
+        if on_gpu and term.name.startswith(SIDE_STREAM):
+            for moment in term.moments:
+                gathered[moment] += size_bytes
+    gpu, host, disk = (tuple(alive[device]) for device in Device)
+    return Sums(kept, gpu, host, disk, tuple(gathered), lasting)
+
+
+def _estimate(sums: Sums, candidate: Candidate) -> MemoryEstimate:
+    """The sums with what no tensor accounts for."""
+    peak = max(sums.gpu)
+    slack = allocator_slack_bytes(peak, sums.lasting)
     if candidate.zero is ZeroStage.PARAMETERS and candidate.settings.overlap_comm:
-        slack += side_stream_bytes(terms, alive[Device.GPU])
+        slack += stranded_bytes(sums.gathered, sums.gpu)
     return MemoryEstimate(
-        terms=terms,
+        terms=sums.terms,
         gpu_overhead_bytes=context_bytes() + communicator_bytes(candidate.degrees) + slack,
-        moment_bytes={device: tuple(by_moment) for device, by_moment in alive.items()},
-        peaks=peaks,
+        moment_bytes={Device.GPU: sums.gpu, Device.HOST: sums.host, Device.DISK: sums.disk},
+        peaks={Device.GPU: peak, Device.HOST: max(sums.host), Device.DISK: max(sums.disk)},
     )

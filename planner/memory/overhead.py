@@ -47,6 +47,21 @@ def communicator_bytes(degrees: Degrees) -> int:
 
 
 def side_stream_bytes(terms: Iterable[Term], moment_bytes: Sequence[int]) -> int:
+    """`stranded_bytes` of the terms that stage 3 gathers.
+
+    Formula: see that.
+    Source: see that.
+    Leaves out: see that.
+    """
+    side = [0] * len(moment_bytes)
+    for term in terms:
+        if term.name.startswith(SIDE_STREAM):
+            for moment in term.moments:
+                side[moment] += term.size_bytes
+    return stranded_bytes(side, moment_bytes)
+
+
+def stranded_bytes(gathered_bytes: Sequence[int], moment_bytes: Sequence[int]) -> int:
     """Blocks that gathered parameters left behind, which nothing else may use: the allocator has a pool per stream.
 
     Formula: fullest moment of gathered parameters + fullest moment of all else - fullest moment of both together.
@@ -54,13 +69,8 @@ def side_stream_bytes(terms: Iterable[Term], moment_bytes: Sequence[int]) -> int
     deepspeed/runtime/zero/parameter_offload.py `__allgather_stream`, a stream of its own with overlap_comm (0.19.8).
     Leaves out: the stream of reductions, whose copies are small beside what they are made from.
     """
-    side = [0] * len(moment_bytes)
-    for term in terms:
-        if term.name.startswith(SIDE_STREAM):
-            for moment in term.moments:
-                side[moment] += term.size_bytes
-    rest = max(total - aside for total, aside in zip(moment_bytes, side, strict=True))
-    return max(side) + rest - max(moment_bytes)
+    rest = max(total - aside for total, aside in zip(moment_bytes, gathered_bytes, strict=True))
+    return max(gathered_bytes) + rest - max(moment_bytes)
 
 
 def allocator_slack_bytes(tensor_peak_bytes: int, lasting_bytes: int) -> int:
