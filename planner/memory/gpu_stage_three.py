@@ -22,6 +22,7 @@ from planner.memory.inputs import (
     term,
 )
 from planner.memory.reduction import reduction
+from planner.memory.sub_groups import partial_offload_terms
 from planner.records.candidate import Offload
 from planner.records.estimate import Moment, Term
 from planner.records.request import Optimizer
@@ -54,7 +55,7 @@ def stage_three_terms(given: Inputs) -> list[Term]:
         since_load = FROM_INIT if given.frozen_weight_bytes else (Moment.LOAD, *FROM_INIT)  # adapters are made later
         terms.append(term("states/weights", since_load, e * shard, "e * P / N", ZERO_PAPER))
         terms += _secondary_weights(given)
-    return terms if c.offload is not Offload.NONE else [*terms, *_states(given, shard)]
+    return [*terms, *(partial_offload_terms(given) if c.offload is not Offload.NONE else _states(given, shard))]
 
 
 def _gathered(given: Inputs) -> list[Term]:

@@ -110,6 +110,16 @@ def sub_group_elements(tensors: tuple[tuple[int, int], ...], parts: int, limit: 
     return (*groups, filled) if filled else tuple(groups)
 
 
+def groups_left_on_gpu(groups: int, ratio: float) -> int:
+    """How many stage-3 sub-groups, counted from the first, a partial offload steps on the GPU.
+
+    Formula: int((1 - ratio) * sub-groups), so that one sub-group is never divided.
+    Source: deepspeed/runtime/zero/stage3.py `_create_fp32_partitions`, `subgroup_to_device` (0.19.8).
+    Leaves out: nothing.
+    """
+    return int((1 - ratio) * groups)
+
+
 def _in_order(tensors: tuple[tuple[int, int], ...]) -> list[int]:
     """Every single tensor: what occurs once as listed, what repeats layer by layer."""
     repeated = [(numel, count) for numel, count in tensors if count > 1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.memory import host, optimizers, quantized, states, transients
 from planner.memory.inputs import FROM_INIT, FROM_INIT_STATES, TRAINING, Inputs
+from planner.memory.sub_groups import groups_on_gpu, rank_groups, rank_share
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Device, Moment, Term
 from planner.records.model import Precision
@@ -67,7 +68,7 @@ def _load_and_init(given: Inputs) -> list[Term]:
                   "ranks * 2 * e * P, when the GPU cannot hold both copies",
                   "deepspeed/runtime/zero/stage_1_and_2.py flatten_on_accelerator"),
         ]  # fmt: skip
-    defragmented = 0 if c.offload is not Offload.NONE else ranks * e * _share(given)
+    defragmented = 0 if c.offload is not Offload.NONE else ranks * e * rank_share(given)
     passing = _term("init/defragment", (Moment.INIT_WEIGHTS,), defragmented, "ranks * e * P / N",
                     "deepspeed/runtime/zero/utils.py defragment: shards pass through the host (0.19.8)")  # fmt: skip
     return [passing]
@@ -81,7 +82,7 @@ def _save_bytes(given: Inputs) -> int:
     if given.quantized is not None and not sharded:
         collected = given.frozen_weight_bytes + given.quantized.scales_bytes
     on_the_host_anyway = c.offload is not Offload.NONE or c.zero is ZeroStage.DISABLED
-    written = 0 if on_the_host_anyway else given.precision.state_bytes * max(_groups(given))
+    written = 0 if on_the_host_anyway else given.precision.state_bytes * max(rank_groups(given))
     return max(collected * (1 if sharded else ranks), ranks * written)
 
 
@@ -140,14 +141,6 @@ def _flatten_through_host_bytes(given: Inputs) -> int:
     return 0 if transients.flatten_copy_bytes(p, e, given.capacity_bytes) else 2 * e * p
 
 
-def _share(given: Inputs) -> int:
-    """Elements of one rank's share."""
-    degrees = given.candidate.degrees
-    if given.candidate.zero is ZeroStage.PARAMETERS:
-        return states.sharded_parameter_elements(given.sizes.total, given.sizes.divided, degrees)
-    return states.gradient_partition_bytes(given.sizes.total, degrees, 1)
-
-
 def _optimizer(given: Inputs, share: int, updated: int) -> list[Term]:
     """Optimizer states in host memory, pageable, made at the first step; what an update makes and drops."""
     optimizer, precision, ranks = given.optimizer, given.precision, given.ranks_per_node
@@ -160,18 +153,6 @@ def _optimizer(given: Inputs, share: int, updated: int) -> list[Term]:
     ]  # fmt: skip
 
 
-def _groups(given: Inputs) -> tuple[int, ...]:
-    """Elements of every sub-group that one rank updates by itself: one below stage 3."""
-    c, share = given.candidate, _share(given)
-    if c.zero is not ZeroStage.PARAMETERS:
-        return (share,)
-    if c.degrees.tp == 1:
-        return host.sub_group_elements(given.sizes.tensors, c.degrees.dp, c.settings.sub_group_elements)
-    largest = transients.sub_group_elements(given.sizes, c.degrees, c.settings.sub_group_elements)
-    full, rest = divmod(share, largest or share)  # tensor parallelism divides no adapter
-    return (largest,) * full + ((rest,) if rest else ())
-
-
 def _many(name: str, moments: tuple[Moment, ...], given: Inputs, rank_bytes: int, formula: str) -> Term:
     """Many page-locked blocks per rank, rounded one by one already."""
     return Term(
@@ -181,7 +162,7 @@ def _many(name: str, moments: tuple[Moment, ...], given: Inputs, rank_bytes: int
 
 
 def _offloaded_one_two(given: Inputs) -> list[Term]:
-    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, _share(given)
+    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, rank_share(given)
     width, pin = given.precision.state_bytes, c.settings.pin_memory
     before_pinning = ranks * (width + e) * share if pin else 0
     terms = [
@@ -203,15 +184,19 @@ def _offloaded_one_two(given: Inputs) -> list[Term]:
 
 
 def _offloaded_stage_three(given: Inputs) -> list[Term]:
-    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, _share(given)
-    groups, pin, width = _groups(given), c.settings.pin_memory, given.precision.state_bytes
-    gradients = host.pinned_groups_bytes(groups, width, pin=pin)
+    c, e, ranks, share = given.candidate, given.element_bytes, given.ranks_per_node, rank_share(given)
+    groups, pin, width = rank_groups(given), c.settings.pin_memory, given.precision.state_bytes
+    left = groups_on_gpu(given)
+    here, stepped = groups[len(left) :], max(0, share - sum(left))
+    gradients = host.pinned_groups_bytes(here, width, pin=pin)
+    if pin and left:  # whose gradients were page-locked before they moved, in blocks that torch keeps
+        gradients = max(gradients, host.pinned_bytes(width * max(left), pin_memory=pin))
     unpinned_group = 2 if pin else 1  # the largest group's buffer, and the pageable source of a pinned one
     terms = [
         _many("gradients/update", FROM_INIT, given, gradients, f"ranks * sum over sub-groups of p2({width} * S)"),
-        _term("states/master", FROM_INIT, ranks * width * share, f"ranks * {width} * P / N",
+        _term("states/master", FROM_INIT, ranks * width * stepped, f"ranks * {width} * P / N",
               "deepspeed/runtime/zero/stage3.py _create_fp32_partitions, pageable"),
-        *_optimizer(given, share, max(groups)),
+        *_optimizer(given, stepped, max(here, default=0)),
         _pinned("gradients/partition", FROM_INIT_STATES, given, e * share, "ranks * p2(e * P / N)"),
         _term("init/gradient_buffer", (Moment.INIT_WEIGHTS,), ranks * unpinned_group * width * max(groups),
               f"ranks * {width} * S, twice with pinning",
@@ -230,7 +215,7 @@ def _offloaded_weights(given: Inputs) -> list[Term]:
     torch keeps the blocks that the move frees, and nothing later fits into them. Left out: DeepSpeed 0.19.8 locks the
     flat buffer even with `pin_memory: false` (stage3.py `_create_param_groups_fp16_flat_cpu_memory`).
     """
-    c, e, share = given.candidate, given.element_bytes, _share(given)
+    c, e, share = given.candidate, given.element_bytes, rank_share(given)
     pin, dp = c.settings.pin_memory, c.degrees.dp
     shards = host.pinned_tensors_bytes(given.sizes.tensors, dp, e, pin=True) if pin else e * share
     return [
@@ -257,7 +242,7 @@ def _frozen_shard_bytes(given: Inputs) -> int:
 
 
 def _nvme(given: Inputs) -> list[Term]:
-    e, share, ranks, largest = given.element_bytes, _share(given), given.ranks_per_node, max(_groups(given))
+    e, share, ranks, largest = given.element_bytes, rank_share(given), given.ranks_per_node, max(rank_groups(given))
     largest_shard = ceil_div(given.sizes.largest_tensor, given.candidate.degrees.dp)
     width = given.precision.state_bytes
     staging = host.NVME_PARAM_BUFFERS * e * max(host.NVME_BUFFER_ELEMENTS, largest_shard)

@@ -75,7 +75,7 @@ class ZeroSettings:
     pin_memory: bool
     fp32_gradient_accumulation: bool
     hpz_partition_size: int = 1  # ranks that share a second copy of the weights at stage 3; 1: there is none
-    optimizer_offload_ratio: float = 1.0  # share of the parameters whose step the CPU takes (stage 3, optimizer in host)
+    optimizer_offload_ratio: float = 1.0  # share of sub-groups that the CPU steps; 1: all, or no offload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,11 +109,13 @@ def zero_section(model: ModelShape, candidate: Candidate) -> dict[str, Any]:
 
 
 def offload_optimizer_section(candidate: Candidate) -> dict[str, Any]:
-    """`offload_optimizer`: device, pinning, and the NVMe path where there is one."""
+    """`offload_optimizer`: device, pinning, the share that the CPU steps, and the NVMe path where there is one."""
     block: dict[str, Any] = {
         "device": candidate.offload.optimizer_device,
         "pin_memory": candidate.settings.pin_memory,
     }
+    if candidate.settings.optimizer_offload_ratio < 1:  # DeepSpeed's default is 1, and below stage 3 nothing else
+        block["ratio"] = candidate.settings.optimizer_offload_ratio
     if candidate.offload is Offload.NVME:
         block |= {"nvme_path": NVME_PATH, "buffer_count": host.NVME_OPTIMIZER_BUFFERS}
     return block

@@ -236,4 +236,22 @@ def _settings(document: Mapping[str, Any], zero: Mapping[str, Any], stage: ZeroS
         pin_memory=bool(pin),
         fp32_gradient_accumulation=accumulate in ("fp32", "float32"),
         hpz_partition_size=max(1, size("zero_hpz_partition_size", 1)) if stage is ZeroStage.PARAMETERS else 1,
+        optimizer_offload_ratio=_ratio(offload, stage) if isinstance(offload, Mapping) else 1.0,
     )
+
+
+def _ratio(block: Mapping[str, Any], stage: ZeroStage) -> float:
+    """The share of the parameters that the CPU steps; DeepSpeed has another than 1 at stage 3 only.
+
+    Source: deepspeed/runtime/zero/config.py `offload_ratio_check` (0.19.8).
+    """
+    path, value = "$.zero_optimization.offload_optimizer.ratio", block.get("ratio", 1.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise PlannerError(f"`{path}` is `{value}`, not a number from 0 to 1", hint="correct the file")
+    if block.get("device", "none") in (None, "none"):
+        return 1.0
+    if value < 1 and (stage is not ZeroStage.PARAMETERS or block.get("device") != "cpu"):
+        raise PlannerError(
+            f"`{path}` {value} goes with stage 3 and an optimizer on `cpu` only", hint="leave it out, or use both"
+        )
+    return float(value)
