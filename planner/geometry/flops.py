@@ -256,3 +256,10 @@ def model_flop(model: ModelShape, seq_len: int, tokens: int, adapter: Adapter | 
     attention = model.layers * attention_flop(model.heads * model.head_dim, seq_len, tokens)
     frozen = whole // 3 - attention
     return whole - frozen + 3 * linear_flop(adapter_parameter_count(model, adapter), tokens)
+
+
+def mfu_convention(adapter: Adapter | None = None) -> str:
+    """The convention of `model_flop` in words, for whoever compares an MFU with a published one."""
+    frozen = "two times forward for frozen weights, three times for the rest"
+    layers = "three times forward" if adapter is None else frozen
+    return f"model FLOPs: {layers}, causal attention counted half, output head once, no recomputation"

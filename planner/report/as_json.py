@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.geometry.flops import mfu_convention
 from planner.geometry.params import active_parameter_count, parameter_count
 from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Phase, TimeEstimate
@@ -15,8 +16,10 @@ from planner.records.model import ModelShape
 from planner.records.plan import Evaluation, Plan, Rejection
 from planner.records.request import Request, extra_packages
 from planner.search.capacity import capacity_bytes, pinned_host_bytes
+from planner.search.pareto import pareto_front
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rejection_evaluation, rules_counted
+from planner.speed.bill import tokens_j, tokens_usd, training_s
 from planner.version import EXTRA_VERSIONS, TARGET_VERSIONS, VERSION
 
 
@@ -24,6 +27,7 @@ def document(plan: Plan) -> dict[str, Any]:
     """The whole answer."""
     request = plan.request
     shown = best_of_each_strategy(plan.ranked)[: request.top]
+    front = {evaluation.candidate for evaluation in pareto_front(plan.ranked)}
     return {
         "dsplan_version": VERSION,
         "versions": {
@@ -35,7 +39,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "model": model_document(request.model),
         "cluster": cluster_document(request.cluster),
         "assumptions": list(request.assumptions),
-        "plans": [plan_document(request, e, rank=i) for i, e in enumerate(shown, 1)],
+        "plans": [plan_document(request, e, rank=i, pareto=e.candidate in front) for i, e in enumerate(shown, 1)],
         "rejected": {
             "count": len(plan.rejected),
             "by_rule": rules_counted(plan.rejected),
@@ -93,11 +97,12 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def plan_document(request: Request, evaluation: Evaluation, *, rank: int) -> dict[str, Any]:
-    """One plan: CONTRACT's PLAN."""
+def plan_document(request: Request, evaluation: Evaluation, *, rank: int, pareto: bool = False) -> dict[str, Any]:
+    """One plan; `pareto` where it was compared with others and is on their front."""
     c = evaluation.candidate
     return {
         "rank": rank,
+        "pareto": pareto,
         "verdict": evaluation.verdict.value,
         "limiting": {
             "resource": evaluation.limit.resource,
@@ -107,7 +112,8 @@ def plan_document(request: Request, evaluation: Evaluation, *, rank: int) -> dic
         **candidate_document(request, c),
         "memory": memory_document(request, evaluation.memory),
         "time": time_document(request, evaluation.time) if evaluation.time else None,
-        "cost": cost_document(request.cluster, evaluation.time) if evaluation.time else None,
+        "cost": cost_document(request, evaluation.time) if evaluation.time else None,
+        "energy": energy_document(request, evaluation.time) if evaluation.time else None,
         "reasons": list(evaluation.reasons),
     }
 
@@ -175,6 +181,7 @@ def time_document(request: Request, time: TimeEstimate) -> dict[str, Any]:
         "tokens_per_second_high": time.tokens_per_second * (1 + time.relative_error),
         "model_tflops_per_gpu": time.model_flop_per_s_per_gpu / 1e12,
         "mfu": time.mfu,
+        "mfu_convention": mfu_convention(request.workload.adapter),
         "error_class": time.error_class,
         "terms": [
             {
@@ -187,15 +194,44 @@ def time_document(request: Request, time: TimeEstimate) -> dict[str, Any]:
             for t in time.terms
         ],
     }
-    if request.workload.tokens is not None:
-        document["tokens"] = request.workload.tokens
-        document["total_seconds"] = request.workload.tokens / time.tokens_per_second
+    tokens = request.workload.tokens
+    if tokens is not None:
+        document["tokens"] = tokens
+        document["total_seconds"] = training_s(tokens, time.tokens_per_second)
     return document
 
 
-def cost_document(cluster: Cluster, time: TimeEstimate) -> dict[str, Any] | None:
+BILLION = 10**9
+JOULES_PER_KWH = 3.6e6
+
+
+def cost_document(request: Request, time: TimeEstimate) -> dict[str, Any] | None:
     """Dollars, where the cluster has a price."""
-    if cluster.usd_per_hour is None:
+    price, tokens = request.cluster.usd_per_hour, request.workload.tokens
+    if price is None:
         return None
-    per_token = cluster.usd_per_hour / 3600 / time.tokens_per_second
-    return {"usd_per_hour": cluster.usd_per_hour, "usd_per_billion_tokens": per_token * 1e9}
+    document = {
+        "usd_per_hour": price,
+        "usd_per_billion_tokens": tokens_usd(BILLION, time.tokens_per_second, price),
+    }
+    if tokens is not None:
+        document["usd_total"] = tokens_usd(tokens, time.tokens_per_second, price)
+    return document
+
+
+def energy_document(request: Request, time: TimeEstimate) -> dict[str, Any] | None:
+    """An upper bound of the energy of the GPUs, where their power limit is known."""
+    limit_w, tokens = request.cluster.gpu.tdp_w, request.workload.tokens
+    if limit_w is None:
+        return None
+    joules_per_billion = tokens_j(BILLION, time.tokens_per_second, limit_w, time.world_size)
+    document = {
+        "gpu_power_limit_watts": limit_w,
+        "joules_per_token": joules_per_billion / BILLION,
+        "kwh_per_billion_tokens": joules_per_billion / JOULES_PER_KWH,
+        "bound": "upper: every GPU at its power limit all the time; hosts, network and cooling are not counted",
+    }
+    if tokens is not None:
+        joules = tokens_j(tokens, time.tokens_per_second, limit_w, time.world_size)
+        document["kwh_total"] = joules / JOULES_PER_KWH
+    return document

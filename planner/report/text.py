@@ -1,5 +1,5 @@
-"""The terminal answer: verdict, chosen plan, the best plans side by side, a memory bar, what was rejected, what was
-assumed.
+"""The terminal answer: verdict, chosen plan, the best plans side by side, where time and memory go, what was rejected,
+what was assumed.
 
 In: `Plan`. Out: lines of at most 80 columns, readable without colour and in a pipe.
 """
@@ -15,10 +15,12 @@ from planner.records.estimate import Device, Phase
 from planner.records.plan import Evaluation, Plan, Remedy, Verdict
 from planner.records.request import Request
 from planner.report.table import WIDTH, bar, table, wrapped
+from planner.report.timing import band_lines, bill_lines, share_lines, terms_table
 from planner.search.evaluate import PHASE_WORDS
+from planner.search.pareto import pareto_front
 from planner.search.rank import best_of_each_strategy
 from planner.search.summary import nearest_misses, rules_counted
-from planner.units import GIB, duration_text, gib_text
+from planner.units import GIB, gib_text
 
 SHORT_OFFLOAD = {
     Offload.NONE: "",
@@ -39,8 +41,9 @@ def plan_text(plan: Plan) -> str:
             "",
             *_chosen(request, shown[0]),
             "",
-            *_plans_table(request, shown),
-            *_notes(shown),
+            *_plans_table(request, shown, pareto_front(plan.ranked)),
+            *_notes(request, shown),
+            *(share_lines(shown[0].time) if shown[0].time else ()),
             "",
             *_memory_bar(request, shown[0]),
         ]
@@ -59,7 +62,8 @@ def estimate_text(plan: Plan) -> str:
     request, evaluation = plan.request, plan.ranked[0]
     lines = [*_heading(request), "", *_chosen(request, evaluation), "", *_phase_table(request, evaluation)]
     if evaluation.time is not None:
-        lines += ["", *_plans_table(request, [evaluation]), *_notes([evaluation])]
+        lines += ["", *_plans_table(request, [evaluation]), *_notes(request, [evaluation])]
+        lines += ["", *terms_table(evaluation.time)]
     lines += ["", *_memory_bar(request, evaluation)]
     if request.assumptions:
         lines += ["", "assumed"]
@@ -90,12 +94,8 @@ def _chosen(request: Request, evaluation: Evaluation) -> list[str]:
     lines += wrapped(binding_sentence(request, evaluation) + ".")
     for reason in evaluation.reasons[2:]:
         lines += wrapped(reason, indent="    ", first="  - ")
-    if evaluation.time is not None and request.workload.tokens is not None:
-        total = request.workload.tokens / evaluation.time.tokens_per_second
-        text = f"{request.workload.tokens:,} tokens take {duration_text(total)}"
-        if request.cluster.usd_per_hour is not None:
-            text += f" and ${total / 3600 * request.cluster.usd_per_hour:,.0f}"
-        lines += wrapped(text + ".")
+    if evaluation.time is not None:
+        lines += bill_lines(request, evaluation.time)
     return lines
 
 
@@ -112,18 +112,23 @@ def short_label(candidate: Candidate) -> str:
     return " ".join([*parts, f"mb{candidate.micro_batch}{steps}"])
 
 
-def _plans_table(request: Request, shown: Sequence[Evaluation]) -> list[str]:
+def _plans_table(request: Request, shown: Sequence[Evaluation], front: Sequence[Evaluation] = ()) -> list[str]:
     """One row a plan; the column of ranges gives way where long labels need the room."""
     header: list[str] = ["#", "plan", "GiB", "free", "host", "tok/s", "range", "MFU", "vs 1"]
-    rows = [_plan_row(request, shown[0], evaluation, rank) for rank, evaluation in enumerate(shown, 1)]
+    marked = {evaluation.candidate for evaluation in front}
+    rows = [
+        _plan_row(request, shown[0], e, f"{rank}{'+' if e.candidate in marked else ''}")
+        for rank, e in enumerate(shown, 1)
+    ]
     lines = table(header, rows, left=frozenset({0, 1}))
     if max(map(len, lines)) > WIDTH:
         at = header.index("range")
         lines = table(header[:at] + header[at + 1 :], [r[:at] + r[at + 1 :] for r in rows], left=frozenset({0, 1}))
-    return ["best plans (GiB and tokens/s of one GPU, host GiB of one node)", *lines]
+    title = "best plans" if len(shown) > 1 else "the plan"
+    return [f"{title} (GiB and tokens/s of one GPU, host GiB of one node)", *lines]
 
 
-def _plan_row(request: Request, best: Evaluation, evaluation: Evaluation, rank: int) -> list[str]:
+def _plan_row(request: Request, best: Evaluation, evaluation: Evaluation, rank: str) -> list[str]:
     memory, time = evaluation.memory, evaluation.time
     mark = "*" if evaluation.verdict is Verdict.BORDERLINE else ""
     sizes = (memory.gpu_total_bytes, request.cluster.gpu.memory_bytes - memory.gpu_total_bytes)
@@ -132,7 +137,7 @@ def _plan_row(request: Request, best: Evaluation, evaluation: Evaluation, rank: 
     if time is None or best.time is None:
         return [*row, "", "", "", ""]
     per_gpu, error = time.tokens_per_second_per_gpu, time.relative_error
-    against = "" if rank == 1 else f"{time.tokens_per_second / best.time.tokens_per_second - 1:+.0%}"
+    against = "" if evaluation is best else f"{time.tokens_per_second / best.time.tokens_per_second - 1:+.0%}"
     band = f"{_short(per_gpu * (1 - error))}-{_short(per_gpu * (1 + error))}"
     return [*row, f"{per_gpu:,.0f}", band, f"{time.mfu:.0%}", against]
 
@@ -161,10 +166,11 @@ def _legend(candidates: Sequence[Candidate]) -> str:
     return ", ".join(words) + "."
 
 
-def _notes(shown: Sequence[Evaluation]) -> list[str]:
+def _notes(request: Request, shown: Sequence[Evaluation]) -> list[str]:
     lines = wrapped(_legend([evaluation.candidate for evaluation in shown]))
-    if shown[0].time is not None:
-        lines += wrapped(f"range of plan 1: +-{shown[0].time.relative_error:.0%} ({shown[0].time.error_class}).")
+    if len(shown) > 1:
+        lines += wrapped("+ no searched plan is both faster and smaller (the front of speed against headroom).")
+    lines += band_lines(request, shown)
     if any(e.verdict is Verdict.BORDERLINE for e in shown):
         lines += wrapped("* borderline: it fits only inside the error of the memory model.")
     return lines

@@ -277,6 +277,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
         "plans": [
             {
                 "rank": 1,
+                "pareto": True,
                 "verdict": evaluation.verdict.value,
                 "reasons": list(evaluation.reasons),
                 "limiting": {"resource": "gpu", "phase": "step", "excess_bytes": -50 * 10**9},
@@ -307,6 +308,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
                     "tokens_per_second": time.tokens_per_second,
                     "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
                     "mfu": time.mfu,
+                    "mfu_convention": "test",
                     "tokens_per_second_low": 1.0,
                     "tokens_per_second_high": 2.0,
                     "model_tflops_per_gpu": 1.0,
@@ -314,6 +316,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
                     "terms": [],
                 },
                 "cost": None,
+                "energy": None,
             }
         ],
         "rejected": {"count": 0, "by_rule": {}, "nearest": []},
