@@ -26,6 +26,17 @@ def peak_flop_per_s(gpu: Gpu, precision: Precision) -> float:
     return gpu.fp32_flop_per_s
 
 
+def gemm_efficiency(gpu: Gpu, precision: Precision, constants: SpeedConstants) -> float:
+    """Share of the peak that large matrix products reach.
+
+    Formula: the card's own in 16 bits; one share for all cards in fp32.
+    Source: the GPU table; fp32 products run on the vector units, which have less to wait for than tensor cores.
+    Leaves out: TF32.
+    """
+    on_vector_units = precision is Precision.FP32 or not (gpu.bf16_flop_per_s or gpu.fp16_flop_per_s)
+    return constants.fp32_gemm_efficiency if on_vector_units else gpu.gemm_efficiency
+
+
 def gemm_s(
     flop: float,
     operand_bytes: float,

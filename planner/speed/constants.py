@@ -43,6 +43,7 @@ class SpeedConstants:
 
     gemm_operand_share: float
     gemm_launch_s: float
+    fp32_gemm_efficiency: float
     attention_backward_flop_ratio: float  # flash kernel, backward over forward
     attention_backward_efficiency_ratio: float
     attention_half_rate_tokens: float  # sample length at which a flash kernel reaches half its rate on long samples
