@@ -31,7 +31,7 @@ from planner.memory.overhead import (
 from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
-from planner.records.estimate import Device, MemoryEstimate, Moment, Term
+from planner.records.estimate import Device, MemoryEstimate, Moment, Needs, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Attention, Loss, Optimizer, Workload
@@ -47,9 +47,56 @@ class Sums(NamedTuple):
     gathered: tuple[int, ...]  # the share of `gpu` that stage 3 gathers on a stream of its own
     lasting: int  # bytes of `gpu` that stay from one step to the next
 
+    @property
+    def host_peak(self) -> int:
+        """The fullest moment of a node's host memory."""
+        return max(self.host)
+
+    @property
+    def disk_peak(self) -> int:
+        """The fullest moment of a node's NVMe, before files are saved."""
+        return max(self.disk[: Moment.SAVE])
+
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
+    strategy, batch = _parts(model, cluster, workload, candidate)
+    both = Sums(
+        strategy.terms + batch.terms,
+        tuple(map(add, strategy.gpu, batch.gpu)),
+        strategy.host,
+        strategy.disk,
+        strategy.gathered,
+        strategy.lasting + batch.lasting,
+    )
+    return _estimate(both, candidate)
+
+
+def needs(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Needs:
+    """`needs` of `estimate_memory`, without the record: what a search asks most often."""
+    strategy, batch = _parts(model, cluster, workload, candidate)
+    gpu = tuple(map(add, strategy.gpu, batch.gpu))
+    overhead = _overhead_bytes(gpu, strategy.gathered, strategy.lasting + batch.lasting, candidate)
+    return Needs(max(gpu) + overhead, strategy.host_peak, strategy.disk_peak)
+
+
+def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> int:
+    """Host memory of one node at its fullest, without the rest of an estimate.
+
+    Formula: the fullest moment of the sum of host terms.
+    Source: memory/host_terms.py.
+    Leaves out: nothing; activations and logits are on the GPU.
+    """
+    return _strategy(model, cluster, workload, candidate)[0].host_peak
+
+
+def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
+    """Bytes of every moment, and the fullest of each device."""
+    return _estimate(_summed(terms), candidate)
+
+
+def _parts(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> tuple[Sums, Sums]:
+    """The terms of the strategy and those of the micro-batch."""
     strategy, layers_left = _strategy(model, cluster, workload, candidate)
     batch = _batch(
         model,
@@ -63,30 +110,7 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
         workload.loss,
         workload.adapter,
     )
-    both = Sums(
-        strategy.terms + batch.terms,
-        tuple(map(add, strategy.gpu, batch.gpu)),
-        strategy.host,
-        strategy.disk,
-        strategy.gathered,
-        strategy.lasting + batch.lasting,
-    )
-    return _estimate(both, candidate)
-
-
-def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> int:
-    """Host memory of one node at its fullest, without the rest of an estimate.
-
-    Formula: the fullest moment of the sum of host terms.
-    Source: memory/host_terms.py.
-    Leaves out: nothing; activations and logits are on the GPU.
-    """
-    return max(_strategy(model, cluster, workload, candidate)[0].host)
-
-
-def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
-    """Bytes of every moment, and the fullest of each device."""
-    return _estimate(_summed(terms), candidate)
+    return strategy, batch
 
 
 def _strategy(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> tuple[Sums, int]:
@@ -211,13 +235,22 @@ def _summed(terms: Iterable[Term]) -> Sums:
 
 def _estimate(sums: Sums, candidate: Candidate) -> MemoryEstimate:
     """The sums with what no tensor accounts for."""
-    peak = max(sums.gpu)
-    slack = allocator_slack_bytes(peak, sums.lasting)
-    if candidate.zero is ZeroStage.PARAMETERS and candidate.settings.overlap_comm:
-        slack += stranded_bytes(sums.gathered, sums.gpu)
     return MemoryEstimate(
         terms=sums.terms,
-        gpu_overhead_bytes=context_bytes() + communicator_bytes(candidate.degrees) + slack,
+        gpu_overhead_bytes=_overhead_bytes(sums.gpu, sums.gathered, sums.lasting, candidate),
         moment_bytes={Device.GPU: sums.gpu, Device.HOST: sums.host, Device.DISK: sums.disk},
-        peaks={Device.GPU: peak, Device.HOST: max(sums.host), Device.DISK: max(sums.disk)},
+        peaks={Device.GPU: max(sums.gpu), Device.HOST: sums.host_peak, Device.DISK: max(sums.disk)},
     )
+
+
+def _overhead_bytes(gpu: tuple[int, ...], gathered: tuple[int, ...], lasting: int, candidate: Candidate) -> int:
+    """Context, communicators, and what the allocator keeps.
+
+    Formula: the sum of the functions of memory/overhead.py; blocks of the gathering stream where there is one.
+    Source: see those.
+    Leaves out: see those.
+    """
+    slack = allocator_slack_bytes(max(gpu), lasting)
+    if candidate.zero is ZeroStage.PARAMETERS and candidate.settings.overlap_comm:
+        slack += stranded_bytes(gathered, gpu)
+    return context_bytes() + communicator_bytes(candidate.degrees) + slack

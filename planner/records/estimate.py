@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 
 class Phase(str, Enum):
@@ -91,6 +92,15 @@ class Term:
     pinned: bool = False  # page-locked host memory
 
 
+class Needs(NamedTuple):
+    """The fullest moment of each device, in the order of `Device`: overhead included on the GPU; on NVMe the states,
+    for checkpoints go elsewhere."""
+
+    gpu_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Terms and what they add up to. `gpu_overhead_bytes` is what no tensor accounts for (context, communicators,
@@ -121,6 +131,12 @@ class MemoryEstimate:
     def gpu_total_bytes(self) -> int:
         """Tensors and overhead: the counterpart of nvidia-smi."""
         return self.peaks[Device.GPU] + self.gpu_overhead_bytes
+
+    @property
+    def needs(self) -> Needs:
+        """What has to be there for it."""
+        on_disk = self.moment_bytes[Device.DISK][: Moment.SAVE]
+        return Needs(self.gpu_total_bytes, self.peaks[Device.HOST], max(on_disk))
 
     def terms_with_phases(self) -> tuple[tuple[Term, tuple[Phase, ...]], ...]:
         """Every term that is alive in the fullest moment of a phase, and those phases."""

@@ -7,8 +7,6 @@ step. Two overlapping activities take max + k * min; the (1 - k) * min that this
 
 from __future__ import annotations
 
-from math import fsum
-
 from planner.geometry.flops import LayerWork, model_flop
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import TimeEstimate
@@ -53,6 +51,46 @@ def time_estimate(
     Source: each term names its own, in `planner.speed.terms`.
     Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits, gathers of embedding and head.
     """
+    job, sums = _sums(model, cluster, workload, candidate, constants, stack, context)
+    terms = sums.records()
+    tokens_per_step = job.tokens * job.accumulation * job.dp
+    relative_error, error_class = error_band(
+        cluster, candidate, constants, experts=model.experts, adapters=workload.adapter is not None
+    )
+    return TimeEstimate(
+        terms=terms,
+        step_seconds=sums.step_s(),
+        tokens_per_step=tokens_per_step,
+        model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step, workload.adapter)),
+        world_size=candidate.degrees.world_size,
+        peak_flop_per_s=peak_flop_per_s(cluster.gpu, workload.precision),
+        relative_error=relative_error,
+        error_class=error_class,
+    )
+
+
+def step_s(
+    model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate, *, constants: SpeedConstants
+) -> float:
+    """`step_seconds` of `time_estimate`, without the records: what a search compares settings by.
+
+    Formula: see that.
+    Source: see that.
+    Leaves out: see that.
+    """
+    return _sums(model, cluster, workload, candidate, constants, Stack.EAGER, 1)[1].step_s()
+
+
+def _sums(
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    constants: SpeedConstants,
+    stack: Stack,
+    context: int,
+) -> tuple[Setup, TermSums]:
+    """Every term of the step, added up by name."""
     job = setup(model, cluster, workload, candidate, constants, stack, context)
     sums = TermSums()
     for kind in job.work.kinds:
@@ -61,22 +99,7 @@ def time_estimate(
         _add_layer_traffic(sums, kind, seconds, job, cluster, workload, candidate, constants)
     _add_head(sums, job, constants)
     _add_update(sums, job, model, cluster, workload, candidate, constants)
-    terms = sums.records()
-    tokens_per_step = job.tokens * job.accumulation * job.dp
-    relative_error, error_class = error_band(
-        cluster, candidate, constants, experts=model.experts, adapters=workload.adapter is not None
-    )
-    return TimeEstimate(
-        terms=terms,
-        # fsum rounds once, and the same way on every Python: 3.12 changed what `sum` does with floats
-        step_seconds=fsum(term.seconds - term.hidden_seconds for term in terms),
-        tokens_per_step=tokens_per_step,
-        model_flop_per_step=float(model_flop(model, workload.seq_len, tokens_per_step, workload.adapter)),
-        world_size=candidate.degrees.world_size,
-        peak_flop_per_s=peak_flop_per_s(cluster.gpu, workload.precision),
-        relative_error=relative_error,
-        error_class=error_class,
-    )
+    return job, sums
 
 
 def error_band(

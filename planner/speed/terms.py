@@ -5,6 +5,9 @@ In: seconds and hidden seconds added under a name, in any order. Out: `TimeTerm`
 
 from __future__ import annotations
 
+from math import fsum
+from operator import sub
+
 from planner.records.estimate import TimeTerm
 
 TERMS: dict[str, tuple[str, str]] = {
@@ -103,6 +106,11 @@ class TermSums:
         """Adds to a term; raises KeyError for a name that `TERMS` lacks."""
         self._seconds[name] += seconds
         self._hidden[name] += hidden_seconds
+
+    def step_s(self) -> float:
+        """What nothing hides, of all terms together."""
+        # fsum rounds once, and the same way on every Python: 3.12 changed what `sum` does with floats
+        return fsum(map(sub, self._seconds.values(), self._hidden.values()))
 
     def records(self) -> tuple[TimeTerm, ...]:
         """The terms that take time, in the order of `TERMS`."""
