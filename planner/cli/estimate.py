@@ -43,12 +43,13 @@ def estimate_command(
     """One value an axis; axes left out take stage 0, tp 1, no checkpointing, no offload, micro-batch 1."""
     request = {k: v for k, v in locals().items() if k not in ("batch", "json")}
     from planner.api import estimate
-    from planner.cli.batch import run_batch
     from planner.cli.show_answer import print_json
     from planner.report.text import estimate_text
 
     if batch is not None:
-        return run_batch(Path(batch), estimate, request)
+        from planner.cli.batch import run_batch
+
+        return run_batch(Path(batch), estimate, request, chunk=50)
     answer = estimate(**request)
     if json:
         print_json(answer.to_dict())

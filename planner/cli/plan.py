@@ -61,7 +61,7 @@ def plan_command(
         from planner.api import plan
         from planner.cli.batch import run_batch
 
-        return run_batch(Path(batch), plan, request)
+        return run_batch(Path(batch), plan, request, chunk=1)
     return _answer(request, out=out, as_json=json, smoke=smoke, force=force)
 
 
