@@ -78,7 +78,17 @@ def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tupl
         if in_layer and term.name not in TRANSIENT:
             moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if term.name not in BY_LAYER else ())}
         if term.name in BY_LAYER:
-            size_bytes, formula = ceil_div(term.size_bytes * left, layers), f"{left} / {layers} * ({term.formula})"
+            size_bytes, formula = waiting_bytes(term, layers=layers, left=left), f"{left} / {layers} * ({term.formula})"
             spread.append(replace(term, moments=LATE, size_bytes=size_bytes, formula=formula))
         spread.append(replace(term, moments=tuple(sorted(moments))))
     return tuple(spread)
+
+
+def waiting_bytes(term: Term, *, layers: int, left: int) -> int:
+    """What `left` layers still keep of a term that all layers keep; nothing of any other.
+
+    Formula: bytes * left / layers.
+    Source: as `through_backward`.
+    Leaves out: see that.
+    """
+    return ceil_div(term.size_bytes * left, layers) if term.name in BY_LAYER else 0

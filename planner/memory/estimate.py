@@ -10,16 +10,17 @@ its strategy. A search asks for the same parts again and again; an estimate adds
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from operator import add
 from typing import NamedTuple
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
-from planner.memory.backward import late_layers, through_backward
+from planner.memory.backward import late_layers, through_backward, waiting_bytes
 from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
-from planner.memory.inputs import TRAINING, Inputs
+from planner.memory.inputs import LATE, TRAINING, Inputs
 from planner.memory.logits import logits_terms
 from planner.memory.overhead import (
     SIDE_STREAM,
@@ -34,7 +35,7 @@ from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload
 from planner.records.estimate import Device, MemoryEstimate, Moment, Needs, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
-from planner.records.request import Attention, Loss, Optimizer, Workload
+from planner.records.request import Optimizer, Workload
 
 
 class Sums(NamedTuple):
@@ -47,36 +48,44 @@ class Sums(NamedTuple):
     gathered: tuple[int, ...]  # the share of `gpu` that stage 3 gathers on a stream of its own
     lasting: int  # bytes of `gpu` that stay from one step to the next
 
-    @property
-    def host_peak(self) -> int:
-        """The fullest moment of a node's host memory."""
-        return max(self.host)
 
-    @property
-    def disk_peak(self) -> int:
-        """The fullest moment of a node's NVMe, before files are saved."""
-        return max(self.disk[: Moment.SAVE])
+class Strategy(NamedTuple):
+    """What a strategy holds whatever its micro-batch."""
+
+    sums: Sums
+    layers_left: int  # that keep their activations when gradients weigh most
+    host_peak: int
+    disk_peak: int  # before files are saved
+
+
+class Batch(NamedTuple):
+    """What a micro-batch holds whatever the stage: sums without the layers that wait when gradients weigh most."""
+
+    activations: tuple[Term, ...]
+    logits: tuple[Term, ...]
+    sums: Sums
 
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
-    strategy, batch = _parts(model, cluster, workload, candidate)
-    both = Sums(
-        strategy.terms + batch.terms,
-        tuple(map(add, strategy.gpu, batch.gpu)),
-        strategy.host,
-        strategy.disk,
-        strategy.gathered,
-        strategy.lasting + batch.lasting,
+    strategy = _strategy(model, cluster, workload, candidate)
+    batch = _batch(model, workload, candidate.micro_batch, candidate.degrees.tp, candidate.checkpointing)
+    activations = through_backward(batch.activations, layers=model.layers, left=strategy.layers_left)
+    sums = strategy.sums._replace(
+        terms=(*strategy.sums.terms, *activations, *batch.logits),
+        gpu=_on_gpu(model, strategy, batch),
+        lasting=strategy.sums.lasting + batch.sums.lasting,
     )
-    return _estimate(both, candidate)
+    return _estimate(sums, candidate)
 
 
 def needs(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Needs:
     """`needs` of `estimate_memory`, without the record: what a search asks most often."""
-    strategy, batch = _parts(model, cluster, workload, candidate)
-    gpu = tuple(map(add, strategy.gpu, batch.gpu))
-    overhead = _overhead_bytes(gpu, strategy.gathered, strategy.lasting + batch.lasting, candidate)
+    strategy = _strategy(model, cluster, workload, candidate)
+    batch = _batch(model, workload, candidate.micro_batch, candidate.degrees.tp, candidate.checkpointing)
+    gpu = _on_gpu(model, strategy, batch)
+    lasting = strategy.sums.lasting + batch.sums.lasting
+    overhead = _overhead_bytes(gpu, strategy.sums.gathered, lasting, candidate)
     return Needs(max(gpu) + overhead, strategy.host_peak, strategy.disk_peak)
 
 
@@ -87,7 +96,7 @@ def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, can
     Source: memory/host_terms.py.
     Leaves out: nothing; activations and logits are on the GPU.
     """
-    return _strategy(model, cluster, workload, candidate)[0].host_peak
+    return _strategy(model, cluster, workload, candidate).host_peak
 
 
 def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
@@ -95,25 +104,17 @@ def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
     return _estimate(_summed(terms), candidate)
 
 
-def _parts(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> tuple[Sums, Sums]:
-    """The terms of the strategy and those of the micro-batch."""
-    strategy, layers_left = _strategy(model, cluster, workload, candidate)
-    batch = _batch(
-        model,
-        candidate.micro_batch,
-        candidate.degrees.tp,
-        candidate.checkpointing,
-        layers_left,
-        workload.seq_len,
-        workload.precision,
-        workload.attention,
-        workload.loss,
-        workload.adapter,
-    )
-    return strategy, batch
+def _on_gpu(model: ModelShape, strategy: Strategy, batch: Batch) -> tuple[int, ...]:
+    """GPU bytes of every moment: both parts, and what the layers that wait keep in `Moment`s called late."""
+    gpu = list(map(add, strategy.sums.gpu, batch.sums.gpu))
+    for term in batch.activations:
+        waiting = waiting_bytes(term, layers=model.layers, left=strategy.layers_left)
+        for moment in LATE:
+            gpu[moment] += waiting
+    return tuple(gpu)
 
 
-def _strategy(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> tuple[Sums, int]:
+def _strategy(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Strategy:
     """The terms that many candidates share."""
     return _sums_of_strategy(
         model,
@@ -145,9 +146,23 @@ def _sums_of_strategy(
     adapter: Adapter | None,
     capacity_bytes: int,
     ranks_per_node: int,
-) -> tuple[Sums, int]:
-    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are, and the
-    layers that keep their activations when gradients weigh most."""
+) -> Strategy:
+    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+    if zero is ZeroStage.PARAMETERS and not settings.overlap_comm:  # it moves no term of stage 3
+        return _sums_of_strategy(
+            model,
+            zero,
+            degrees,
+            checkpointing,
+            offload,
+            accumulation,
+            replace(settings, overlap_comm=True),
+            precision,
+            optimizer,
+            adapter,
+            capacity_bytes,
+            ranks_per_node,
+        )
     base, quantized = rank_sizes(model, degrees.tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
@@ -173,44 +188,34 @@ def _sums_of_strategy(
         capacity_bytes=capacity_bytes,
         ranks_per_node=ranks_per_node,
     )
-    terms = tuple(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
-    return _summed(terms), late_layers(given)
+    sums = _summed(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
+    return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
 
 
 @lru_cache(maxsize=4096)
-def _batch(
-    model: ModelShape,
-    micro_batch: int,
-    tp: int,
-    checkpointing: Checkpointing,
-    layers_left: int,
-    seq_len: int,
-    precision: Precision,
-    attention: Attention,
-    loss: Loss,
-    adapter: Adapter | None,
-) -> Sums:
-    """The terms that grow with the micro-batch; `layers_left` keep their activations when gradients weigh most."""
+def _batch(model: ModelShape, workload: Workload, micro_batch: int, tp: int, checkpointing: Checkpointing) -> Batch:
+    """The terms that grow with the micro-batch."""
     activations = activation_terms(
         model,
         micro_batch=micro_batch,
-        seq_len=seq_len,
+        seq_len=workload.seq_len,
         tp=tp,
         checkpointing=checkpointing,
-        precision=precision,
-        attention=attention,
-        adapter=adapter,
+        precision=workload.precision,
+        attention=workload.attention,
+        adapter=workload.adapter,
     )
     logits = logits_terms(
         model,
         micro_batch=micro_batch,
-        seq_len=seq_len,
+        seq_len=workload.seq_len,
         tp=tp,
-        precision=precision,
-        loss=loss,
-        frozen=adapter is not None,
+        precision=workload.precision,
+        loss=workload.loss,
+        frozen=workload.adapter is not None,
     )
-    return _summed((*through_backward(activations, layers=model.layers, left=layers_left), *logits))
+    spread = through_backward(activations, layers=model.layers, left=0)
+    return Batch(activations, logits, _summed((*spread, *logits)))
 
 
 def _summed(terms: Iterable[Term]) -> Sums:
@@ -239,7 +244,7 @@ def _estimate(sums: Sums, candidate: Candidate) -> MemoryEstimate:
         terms=sums.terms,
         gpu_overhead_bytes=_overhead_bytes(sums.gpu, sums.gathered, sums.lasting, candidate),
         moment_bytes={Device.GPU: sums.gpu, Device.HOST: sums.host, Device.DISK: sums.disk},
-        peaks={Device.GPU: max(sums.gpu), Device.HOST: sums.host_peak, Device.DISK: max(sums.disk)},
+        peaks={Device.GPU: max(sums.gpu), Device.HOST: max(sums.host), Device.DISK: max(sums.disk)},
     )
 
 
