@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.geometry.params import parameter_count
 from planner.records.candidate import Candidate
-from planner.records.estimate import Device, MemoryEstimate, Moment
+from planner.records.estimate import Device, MemoryEstimate, Moment, Needs
 from planner.records.request import Request
 from planner.units import GB, GIB, ceil_div
 
@@ -57,16 +57,23 @@ def available_bytes(request: Request, device: Device) -> int | None:
 
 def needed_bytes(memory: MemoryEstimate, device: Device) -> int:
     """What the fullest phase needs: overhead included on the GPU; on NVMe the states, for checkpoints go elsewhere."""
-    if device is Device.DISK:
-        return max(memory.moment_bytes[device][moment] for moment in Moment if moment is not Moment.SAVE)
-    return memory.gpu_total_bytes if device is Device.GPU else memory.peak_bytes(device)
+    return dict(zip(Device, memory.needs, strict=True))[device]
 
 
-def inside_margins(request: Request, candidate: Candidate, memory: MemoryEstimate) -> bool:
+def overflow(request: Request, needs: Needs) -> tuple[Device, int, int] | None:
+    """The first device that does not hold what it has to, with what is needed and what there is."""
+    for device, needed in zip(Device, needs, strict=True):
+        available = available_bytes(request, device)
+        if available is not None and needed > available:
+            return device, needed, available
+    return None
+
+
+def inside_margins(request: Request, candidate: Candidate, needs: Needs) -> bool:
     """Whether it fits even when the model errs as far as it is known to."""
     host = available_bytes(request, Device.HOST)
-    fits_host = host is None or memory.peak_bytes(Device.HOST) <= host * (1 - HOST_MARGIN)
-    return fits_host and memory.gpu_total_bytes <= usable_gpu_bytes(request, candidate)
+    fits_host = host is None or needs.host_bytes <= host * (1 - HOST_MARGIN)
+    return fits_host and needs.gpu_bytes <= usable_gpu_bytes(request, candidate)
 
 
 def safe_host_bytes(request: Request, memory: MemoryEstimate) -> int:

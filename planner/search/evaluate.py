@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from planner.memory.estimate import estimate_memory
 from planner.records.candidate import Candidate
-from planner.records.estimate import Device, MemoryEstimate, Phase
+from planner.records.estimate import Device, MemoryEstimate, Phase, TimeEstimate
 from planner.records.plan import Evaluation, Limit, Rejection, Verdict
 from planner.records.request import Request
-from planner.search.capacity import available_bytes, inside_margins, needed_bytes
-from planner.search.rules import RULES, RUNNABLE, first_breach
+from planner.search.capacity import available_bytes, inside_margins, needed_bytes, overflow
+from planner.search.rules import RULES, RUNNABLE, Breach, first_breach
 from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import time_estimate
 from planner.units import gib_text
@@ -37,42 +37,55 @@ def evaluate(
     """
     breach = first_breach(request, candidate, RULES if proposed else RUNNABLE)
     if breach is not None:
-        return Rejection(candidate=candidate, rule=breach.rule, detail=breach.detail, needed=breach.needed,
-                         available=breach.available, memory=None)  # fmt: skip
+        return breached(candidate, breach)
     memory = estimate_memory(request.model, request.cluster, request.workload, candidate)
-    for device in Device:
-        available = available_bytes(request, device)
-        needed = needed_bytes(memory, device)
-        if available is not None and needed > available:
-            detail = _overflow_text(request, memory, device, available)
-            return Rejection(
-                candidate=candidate,
-                rule=RULE_OF[device],
-                detail=detail,
-                needed=needed,
-                available=available,
-                memory=memory,
-            )
-    verdict = Verdict.FITS if inside_margins(request, candidate, memory) else Verdict.BORDERLINE
+    if overflow(request, memory.needs) is not None:
+        return too_large(request, candidate, memory)
     time = time_estimate(request.model, request.cluster, request.workload, candidate, constants=constants)
+    return kept(request, candidate, memory, time)
+
+
+def kept(request: Request, candidate: Candidate, memory: MemoryEstimate, time: TimeEstimate) -> Evaluation:
+    """A candidate that fits."""
+    verdict = Verdict.FITS if inside_margins(request, candidate, memory.needs) else Verdict.BORDERLINE
     return Evaluation(candidate=candidate, verdict=verdict, limit=tightest(request, memory), memory=memory, time=time)
+
+
+def breached(candidate: Candidate, breach: Breach) -> Rejection:
+    """A candidate that a rule forbids."""
+    return Rejection(candidate=candidate, rule=breach.rule, detail=breach.detail, needed=breach.needed,
+                     available=breach.available, memory=None)  # fmt: skip
+
+
+def too_large(request: Request, candidate: Candidate, memory: MemoryEstimate) -> Rejection:
+    """A candidate that does not fit the first device it overflows."""
+    found = overflow(request, memory.needs)
+    if found is None:
+        raise ValueError(f"{candidate.label} fits")
+    device, needed, available = found
+    return Rejection(
+        candidate=candidate,
+        rule=RULE_OF[device],
+        detail=_overflow_text(request, memory, device, available),
+        needed=needed,
+        available=available,
+        memory=memory,
+    )
 
 
 def tightest(request: Request, memory: MemoryEstimate) -> Limit:
     """The resource that exceeds most, or the one with the least share left."""
-    found: tuple[float, Limit] | None = None
-    for device in Device:
-        available, needed = available_bytes(request, device), needed_bytes(memory, device)
+    found: tuple[float, Device, int] | None = None
+    for device, needed in zip(Device, memory.needs, strict=True):
+        available = available_bytes(request, device)
         if available is None or not needed:
             continue
-        limit = Limit(
-            resource=device.value, phase=limiting_phase(memory, device).value, excess_bytes=needed - available
-        )
         if found is None or needed / max(1, available) > found[0]:
-            found = (needed / max(1, available), limit)
+            found = (needed / max(1, available), device, needed - available)
     if found is None:
         raise ValueError("a GPU always has a capacity")
-    return found[1]
+    _, device, excess = found
+    return Limit(resource=device.value, phase=limiting_phase(memory, device).value, excess_bytes=excess)
 
 
 def limiting_phase(memory: MemoryEstimate, device: Device) -> Phase:

@@ -182,6 +182,34 @@ def global_batch_divides(request: Request, candidate: Candidate) -> Breach | Non
     return Breach(rule="global-batch", detail=detail, needed=per_step, available=wanted)
 
 
+def secondary_copies_divide(request: Request, candidate: Candidate) -> Breach | None:
+    """hpZ's groups are neighbouring ranks, all of one size.
+
+    Source: deepspeed/utils/groups.py `_create_zero_param_parallel_group` (0.19.8).
+    """
+    ranks, world = candidate.settings.hpz_partition_size, request.cluster.world_size
+    if candidate.zero is not ZeroStage.PARAMETERS or ranks <= 1 or world % min(ranks, world) == 0:
+        return None
+    detail = f"zero_hpz_partition_size {ranks} does not divide {world} GPUs"
+    return Breach(rule="hpz-divides-world", detail=detail, needed=ranks, available=world)
+
+
+def partial_offload_exists(request: Request, candidate: Candidate) -> Breach | None:
+    """Only stage 3 leaves some of the updates on the GPU, and only beside DeepSpeed's CPU Adam.
+
+    Source: deepspeed/runtime/zero/config.py `offload_ratio_check`, zero/stage3.py `backup_optimizer` (0.19.8).
+    """
+    if candidate.offload is Offload.NONE or candidate.settings.optimizer_offload_ratio == 1:
+        return None
+    if candidate.zero is not ZeroStage.PARAMETERS:
+        detail = f"offload_optimizer.ratio needs ZeRO stage 3, not {int(candidate.zero)}"
+        return Breach(rule="offload-ratio", detail=detail, needed=3, available=int(candidate.zero))
+    if request.workload.optimizer is not Optimizer.ADAMW:
+        detail = f"offload_optimizer.ratio needs `adamw`, not `{request.workload.optimizer.value}`"
+        return Breach(rule="offload-ratio", detail=detail, needed=1, available=0)
+    return None
+
+
 RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     tp_divides_world,
     tp_within_node,
@@ -194,10 +222,18 @@ RULES: tuple[Callable[[Request, Candidate], Breach | None], ...] = (
     offload_needs_zero,
     pure_bf16_needs_zero,
     optimizer_can_be_offloaded,
-    eight_bit_partition,
     nvme_present,
     global_batch_divides,
+    eight_bit_partition,
+    secondary_copies_divide,
+    partial_offload_exists,
 )
+
+RULES_OF_SETTINGS = (eight_bit_partition, secondary_copies_divide, partial_offload_exists)
+"""Those that look at settings, and not at the micro-batch. They come last, so that a candidate which any other rule
+forbids is out for the same reason whatever its settings."""
+
+RULES_OF_STRATEGY = tuple(rule for rule in RULES if rule not in RULES_OF_SETTINGS)
 
 
 RUNNABLE = tuple(rule for rule in RULES if rule not in (tp_divides_heads, packed_weights_stay_on_gpu))

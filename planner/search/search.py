@@ -11,9 +11,8 @@ from dataclasses import replace
 from planner.records.candidate import Candidate
 from planner.records.plan import Evaluation, Plan, Rejection
 from planner.records.request import Request
-from planner.search.evaluate import evaluate
+from planner.search.choose import Ladder
 from planner.search.rank import ranked_for
-from planner.search.rules import first_breach
 from planner.search.space import LARGEST_MICRO_BATCH, accumulation_for, micro_batches, strategies
 from planner.speed.constants import SpeedConstants
 
@@ -32,13 +31,12 @@ def search(request: Request, constants: SpeedConstants) -> Plan:
 
 
 def explore(request: Request, strategy: Candidate, constants: SpeedConstants) -> list[Evaluation | Rejection]:
-    """All micro-batches of one strategy."""
+    """All micro-batches of one strategy, each with the settings that suit it best."""
+    ladder = Ladder(request, strategy, constants)
     listed = micro_batches(request, strategy.degrees.dp)
     if listed is None:
-        return _up_to_largest(request, strategy, constants)
-    if not listed:
-        return [evaluate(request, with_micro_batch(request, strategy, strategy.micro_batch), constants)]
-    return [evaluate(request, with_micro_batch(request, strategy, micro), constants) for micro in listed]
+        return _up_to_largest(ladder)
+    return [ladder.at(micro_batch) for micro_batch in listed or (strategy.micro_batch,)]
 
 
 def with_micro_batch(request: Request, strategy: Candidate, micro_batch: int) -> Candidate:
@@ -48,25 +46,25 @@ def with_micro_batch(request: Request, strategy: Candidate, micro_batch: int) ->
     )
 
 
-def _up_to_largest(request: Request, strategy: Candidate, constants: SpeedConstants) -> list[Evaluation | Rejection]:
+def _up_to_largest(ladder: Ladder) -> list[Evaluation | Rejection]:
     """Powers of two, then the largest micro-batch between the last that fits and the first that does not."""
-    if first_breach(request, strategy) is not None:
-        return [evaluate(request, strategy, constants)]
     outcomes: list[Evaluation | Rejection] = []
     fits, micro = 0, 1
     while micro <= LARGEST_MICRO_BATCH:
-        outcome = evaluate(request, with_micro_batch(request, strategy, micro), constants)
+        outcome = ladder.at(micro)
         outcomes.append(outcome)
         if isinstance(outcome, Rejection):
             break
         fits, micro = micro, micro * 2
     else:
         return outcomes
+    if outcome.memory is None:
+        return outcomes
     largest: Evaluation | None = None
     fails = micro
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        outcome = evaluate(request, with_micro_batch(request, strategy, middle), constants)
+        outcome = ladder.at(middle)
         if isinstance(outcome, Rejection):
             fails, outcomes[-1] = middle, outcome
         else:

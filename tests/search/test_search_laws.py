@@ -14,34 +14,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from strategies import requests
 
 from planner.catalog.speed import speed_constants
-from planner.records.candidate import Candidate
 from planner.records.estimate import Device
-from planner.records.plan import Evaluation, Rejection, Verdict
-from planner.records.request import Objective, Request
+from planner.records.plan import Verdict
+from planner.records.request import Objective
 from planner.search.capacity import available_bytes, needed_bytes
 from planner.search.evaluate import evaluate
-from planner.search.rank import ranked, strategy_key
+from planner.search.rank import ranked
 from planner.search.search import search, with_micro_batch
-from planner.search.space import micro_batches, strategies
+from planner.search.space import strategies
 from planner.spec.request import build_request
 
 CONSTANTS = speed_constants()
-BRUTE_LIMIT = 48
-
-
-def brute_force(request: Request) -> tuple[set[Candidate], list[Rejection]]:
-    """Every strategy at every micro-batch up to a limit, one by one."""
-    kept: set[Candidate] = set()
-    dropped: list[Rejection] = []
-    for strategy in strategies(request):
-        listed = micro_batches(request, strategy.degrees.dp)
-        for micro in range(1, BRUTE_LIMIT + 1) if listed is None else listed:
-            outcome = evaluate(request, with_micro_batch(request, strategy, micro), CONSTANTS)
-            if isinstance(outcome, Evaluation):
-                kept.add(outcome.candidate)
-            else:
-                dropped.append(outcome)
-    return kept, dropped
 
 
 @settings(max_examples=40, deadline=None)
@@ -62,27 +45,6 @@ def test_every_kept_plan_fits_and_every_other_has_a_reason(fields: dict[str, obj
         if rejection.memory is not None:
             assert rejection.needed > rejection.available
     assert plan.ranked or plan.rejected
-
-
-@settings(max_examples=25, deadline=None)
-@given(requests())
-def test_search_keeps_what_brute_force_keeps(fields: dict[str, object]) -> None:
-    request = build_request(fields)
-    found = {e.candidate for e in search(request, CONSTANTS).ranked}
-    kept, _ = brute_force(request)
-    if request.workload.global_batch is not None:
-        assert found == kept
-        return
-    assert {c for c in found if c.micro_batch <= BRUTE_LIMIT} <= kept
-    reached, largest = largest_micro_batches(found), largest_micro_batches(kept)
-    assert {key: min(micro, BRUTE_LIMIT) for key, micro in reached.items()} == largest
-
-
-def largest_micro_batches(candidates: set[Candidate]) -> dict[object, int]:
-    largest: dict[object, int] = {}
-    for candidate in candidates:
-        largest[strategy_key(candidate)] = max(largest.get(strategy_key(candidate), 0), candidate.micro_batch)
-    return largest
 
 
 @settings(max_examples=20, deadline=None)

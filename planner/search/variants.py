@@ -1,0 +1,132 @@
+"""Settings to try for a strategy: a short ladder from dsplan's usual ones, each a few settings away.
+
+In: a request and a strategy. Out: `ZeroSettings`, the usual ones first. The ladder depends on the strategy alone, never
+on the micro-batch. Settings that `--config` gives are the only ones.
+
+What each step is for:
+
+* large pieces: fewer collectives and launches, for a few GiB;
+* small pieces, and the same without `overlap_comm`: the least memory;
+* stage 3, parameters kept from forward to backward (`stage3_max_reuse_distance`): a quarter of the model, or all of it,
+  which saves their second gather;
+* stage 3 on several nodes, hpZ: a second copy of the weights in each node, so that backward gathers stay there;
+* stage 3 with the optimizer in host memory, `ratio` (Twin-Flow): a share of the updates goes back to the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.memory import host
+from planner.memory.sizes import rank_sizes
+from planner.records.candidate import Candidate, Checkpointing, Offload, ZeroSettings, ZeroStage
+from planner.records.request import Optimizer, Request
+
+SMALL_BUCKET = 50_000_000
+LARGE_BUCKET = 500_000_000
+"""DeepSpeed's own default (runtime/zero/config.py, 0.19.8)."""
+
+SMALL_LIVE = 100_000_000
+SMALL_SUB_GROUP = 25_000_000
+LARGE_SUB_GROUP = 1_000_000_000
+"""DeepSpeed's own default (runtime/zero/config.py, 0.19.8)."""
+
+KEPT_SHARES = (0.25, 1.0)
+RATIOS = (0.75, 0.5, 0.25)
+PASSES = {Checkpointing.NONE: 2, Checkpointing.FULL: 3}
+"""How often a layer is traversed from its forward to its own backward (memory/gathered.py `reused_elements`)."""
+
+
+def settings_variants(request: Request, strategy: Candidate) -> tuple[ZeroSettings, ...]:
+    """The ladder of one strategy, without repetitions; the usual settings first."""
+    usual = strategy.settings
+    if request.axes.settings is not None or strategy.zero is ZeroStage.DISABLED:
+        return (usual,)
+    if strategy.zero is ZeroStage.PARAMETERS:
+        changed = _stage_three(request, strategy)
+    else:
+        changed = _stages_one_two(request, usual)
+    return tuple(dict.fromkeys((usual, *changed)))
+
+
+def _stages_one_two(request: Request, usual: ZeroSettings) -> Iterator[ZeroSettings]:
+    """Buckets, and reductions beside backward or after it. Large buckets only save starts of collectives, which cost
+    something between nodes."""
+    if request.workload.adapter is None and request.cluster.nodes > 1:
+        yield replace(usual, reduce_bucket_elements=LARGE_BUCKET, allgather_bucket_elements=LARGE_BUCKET)
+    bucket = min(usual.reduce_bucket_elements, SMALL_BUCKET)
+    small = replace(usual, reduce_bucket_elements=bucket, allgather_bucket_elements=bucket)
+    yield small
+    yield replace(small, overlap_comm=False)
+
+
+def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings]:
+    """Pieces, what is kept gathered, the copy in the node, and the share of the update on the GPU."""
+    usual, offload = strategy.settings, strategy.offload
+    sizes = rank_sizes(request.model, strategy.degrees.tp)
+    large = replace(
+        usual,
+        reduce_bucket_elements=max(usual.reduce_bucket_elements, min(sizes.layer, LARGE_BUCKET)),
+        prefetch_bucket_elements=max(usual.prefetch_bucket_elements, min(sizes.layer, LARGE_BUCKET)),
+        sub_group_elements=LARGE_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
+    )
+    small = replace(
+        usual,
+        reduce_bucket_elements=min(usual.reduce_bucket_elements, SMALL_BUCKET),
+        prefetch_bucket_elements=min(usual.prefetch_bucket_elements, SMALL_BUCKET),
+        max_live_parameters=min(usual.max_live_parameters, SMALL_LIVE),
+        max_reuse_distance=min(usual.max_reuse_distance, SMALL_LIVE),
+        sub_group_elements=SMALL_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
+    )
+    yield large
+    if offload.param_device == "none":
+        yield from _kept(usual, sizes.total, PASSES[strategy.checkpointing])
+    if _has_node_copies(request, strategy):
+        yield replace(usual, hpz_partition_size=request.cluster.gpus_per_node)
+        yield replace(large, hpz_partition_size=request.cluster.gpus_per_node)
+    if _can_share_update(request, strategy):
+        yield from _shared_updates(request, strategy)
+    yield small
+    yield replace(small, overlap_comm=False)
+
+
+def _kept(usual: ZeroSettings, elements: int, passes: int) -> Iterator[ZeroSettings]:
+    """Parameters at the end of the model stay gathered; prefetching keeps the room that it usually has."""
+    for share in KEPT_SHARES:
+        kept = int(share * elements)
+        if passes * kept > usual.max_reuse_distance:
+            room = kept + usual.max_live_parameters
+            yield replace(usual, max_reuse_distance=passes * kept, max_live_parameters=room)
+
+
+def _has_node_copies(request: Request, strategy: Candidate) -> bool:
+    """Whether hpZ has something to save: gathers over the network of weights that change.
+
+    Its groups are neighbouring ranks of the world (deepspeed/utils/groups.py `_create_zero_param_parallel_group`,
+    0.19.8): under tensor parallelism these hold different weights. Shards in host memory would be copied there.
+    """
+    alone = strategy.degrees.tp == 1 and request.workload.adapter is None
+    on_gpu = strategy.offload.param_device == "none"
+    return alone and on_gpu and request.cluster.nodes > 1 and request.cluster.gpus_per_node > 1
+
+
+def _can_share_update(request: Request, strategy: Candidate) -> bool:
+    """Whether some sub-groups may be updated on the GPU: DeepSpeed asks for its CPU Adam
+    (deepspeed/runtime/zero/stage3.py, 0.19.8)."""
+    in_host = strategy.offload in (Offload.OPTIMIZER, Offload.OPTIMIZER_AND_PARAMS)
+    workload = request.workload
+    return in_host and workload.adapter is None and workload.optimizer is Optimizer.ADAMW
+
+
+def _shared_updates(request: Request, strategy: Candidate) -> Iterator[ZeroSettings]:
+    """Ratios that leave at least one sub-group on the GPU, each another number of them."""
+    settings, degrees = strategy.settings, strategy.degrees
+    tensors = rank_sizes(request.model, degrees.tp).tensors
+    groups = len(host.sub_group_elements(tensors, degrees.dp, settings.sub_group_elements))
+    seen = {0}
+    for ratio in RATIOS:
+        on_gpu = host.groups_left_on_gpu(groups, ratio)
+        if on_gpu not in seen:
+            seen.add(on_gpu)
+            yield replace(settings, optimizer_offload_ratio=ratio)
