@@ -147,13 +147,16 @@ def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
     """
     engine = constants.engine
     if run.layers in (Layers.MEGATRON, Layers.SCALING):
-        engine = replace(engine, all_reduce_per_column_linear=False)
+        engine = replace(engine, all_reduce_per_column_linear=False, optimizer_conversion_bytes=0.0)
     if run.engine is not Engine.DEEPSPEED:
         kept = run.candidate.zero is ZeroStage.GRADIENTS and run.engine is Engine.FSDP
         engine = replace(
             engine,
             zero12_reduce_passes=1.0,
             zero3_hook_s=0.0,
+            bucketed=False,
+            host_gradient_copies=False,
+            optimizer_conversion_bytes=0.0,
             zero3_backward_gathers=0 if kept else engine.zero3_backward_gathers,
         )
         if run.storage in (Storage.MIXED_FP32_GRADIENTS, Storage.AUTOCAST, Storage.FP32):

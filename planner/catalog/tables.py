@@ -226,7 +226,8 @@ def find_link(name: str) -> Link:
     """The link of that name (a row of links.toml, where GPUs and nodes name it); raises KeyError."""
     row = _links()["link"][name]
     rows = tuple((int(ranks), gb * 1e9) for ranks, gb in row["bus_gb_per_s"])
-    return Link(name=row["name"], bus_bytes_per_s=rows, source=row["source"])
+    switch = tuple((int(ranks), gb * 1e9) for ranks, gb in row.get("switch_gb_per_s", ()))
+    return Link(name=row["name"], bus_bytes_per_s=rows, source=row["source"], switch_bytes_per_s=switch)
 
 
 def fabric_names() -> tuple[str, ...]:

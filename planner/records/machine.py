@@ -37,11 +37,20 @@ class Link:
     name: str
     bus_bytes_per_s: tuple[tuple[int, float], ...]  # (ranks, bandwidth), ascending in ranks
     source: str
+    switch_bytes_per_s: tuple[tuple[int, float], ...] = ()  # the same of an all-reduce that the switch adds up itself
 
     def bus(self, ranks: int) -> float:
         """Bus bandwidth for `ranks` GPUs: the row with the most ranks that is not above `ranks`, else the first."""
         best = self.bus_bytes_per_s[0][1]
         for row_ranks, bandwidth in self.bus_bytes_per_s:
+            if row_ranks <= ranks:
+                best = bandwidth
+        return best
+
+    def switch(self, ranks: int) -> float | None:
+        """Bus bandwidth of an all-reduce among `ranks` GPUs inside the switch (NVLS); None where it adds up nothing."""
+        best = None
+        for row_ranks, bandwidth in self.switch_bytes_per_s:
             if row_ranks <= ranks:
                 best = bandwidth
         return best

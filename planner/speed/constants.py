@@ -35,6 +35,11 @@ class Engine:
     all_reduce_per_column_linear: bool  # in backward: one all-reduce per column-parallel Linear, or one per block
     gradient_wire_bytes: int | None  # None: as the weights
     optimizer_traffic_bytes: float  # HBM traffic per parameter of the GPU optimizer
+    optimizer_conversion_bytes: float  # and of gradients and weights on their way between 16 and 32 bits
+    bucketed: bool  # collectives follow ZeRO's sizes and pay their start; else a layer is one unit at the link's rate
+    host_gradient_copies: bool  # gradients cross to the host as ZeRO's code has it; else once per step, shard by shard
+    nvme_pipelined: bool  # states are read and written while others are stepped
+    nvme_gradient_bytes: int  # of a gradient that waits on NVMe with the states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +60,13 @@ class SpeedConstants:
     collective_base_s: float
     collective_rank_s: float
     collective_cross_node_s: float
+    collective_network_step_s: float  # one step of a ring between nodes
     cpu_adam_parameters_per_s: float  # of one socket
     cpu_adam_ddr5_parameters_per_s: float  # of one socket of a host with PCIe 5, hence DDR5
     ddr5_host_link_bytes_per_s: float  # the host link from which a host counts as one
     cpu_adam_core_parameters_per_s: float  # of one core
     two_socket_gpus: int  # nodes with at least that many GPUs have two sockets
-    offload_gradient_exposed_share: float
+    host_uplinks: int  # of a node whose GPUs share PCIe switches
     nvme_state_bytes: int  # read, and written, per parameter and step
     nvme_default_read_bytes_per_s: float  # of a node whose drives are unknown
     nvme_default_write_bytes_per_s: float

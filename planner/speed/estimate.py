@@ -13,20 +13,23 @@ from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.request import Optimizer, Workload
-from planner.speed.communication import hidden_s
 from planner.speed.compute import head_s, peak_flop_per_s
 from planner.speed.constants import SpeedConstants, Stack
 from planner.speed.layer import LayerSeconds, Setup, layer_seconds, setup
 from planner.speed.terms import TermSums
+from planner.speed.traffic import Moves, add_ends_traffic, add_layer_traffic, moves
 from planner.speed.update import (
+    conversion_s,
+    cpu_share,
     cpu_step_s,
-    gathered_parameters_s,
     gpu_step_s,
     host_copy_s,
+    host_link_bytes_per_s,
     muon_flop,
     nvme_rates_bytes_per_s,
     nvme_states_s,
     nvme_weights_s,
+    sub_group_count,
 )
 
 
@@ -49,7 +52,7 @@ def time_estimate(
 
     Formula: sum over terms of (seconds - hidden seconds).
     Source: each term names its own, in `planner.speed.terms`.
-    Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits, gathers of embedding and head.
+    Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits.
     """
     job, sums = _sums(model, cluster, workload, candidate, constants, stack, context)
     terms = sums.records()
@@ -92,13 +95,15 @@ def _sums(
 ) -> tuple[Setup, TermSums]:
     """Every term of the step, added up by name."""
     job = setup(model, cluster, workload, candidate, constants, stack, context)
+    stepped = _cpu_share(model, candidate)
+    by = moves(model, cluster, workload, candidate, job, constants, cpu_share=stepped)
     sums = TermSums()
     for kind in job.work.kinds:
         seconds = layer_seconds(kind, job, constants)
         _add_compute(sums, kind, seconds, job)
-        _add_layer_traffic(sums, kind, seconds, job, cluster, workload, candidate, constants)
-    _add_head(sums, job, constants)
-    _add_update(sums, job, model, cluster, workload, candidate, constants)
+        add_layer_traffic(sums, kind, seconds, job, by)
+    add_ends_traffic(sums, _add_head(sums, job, constants), job, by)
+    _add_update(sums, job, model, cluster, workload, candidate, constants, by, stepped)
     return job, sums
 
 
@@ -140,55 +145,17 @@ def _add_compute(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, job: Se
     sums.add("communication/tensor_parallel", times * seconds.tensor_parallel)
 
 
-def _add_layer_traffic(
-    sums: TermSums,
-    kind: LayerWork,
-    seconds: LayerSeconds,
-    job: Setup,
-    cluster: Cluster,
-    workload: Workload,
-    candidate: Candidate,
-    constants: SpeedConstants,
-) -> None:
-    """What the stage moves while a layer computes: gathers, reductions and shards fetched from host or NVMe.
-
-    Under Muon stage 3 reduces to all ranks, as stage 2 does, because DeepSpeed refuses `reduce_scatter` there.
-    """
-    stage, engine = candidate.zero, constants.engine
-    parameters = kind.held_elements / job.tp
-    trained = parameters if job.frozen is None else job.frozen.work.elements
-    stored_bytes = job.weight_bytes if job.frozen is None else job.frozen.stored_bytes
-    reduce = job.gradient_bytes * trained * job.rate.data_s_per_byte
-    if stage is ZeroStage.PARAMETERS:
-        gather = stored_bytes * parameters * job.rate.data_s_per_byte
-        fetch = gathered_parameters_s(parameters / job.dp, stored_bytes, cluster, candidate.offload, constants)
-        times = job.accumulation * kind.layers
-        _add_overlapped(sums, times, seconds.forward, gather, 0.0, fetch, job.exposed_share)
-        again = engine.zero3_backward_gathers
-        reduce *= engine.zero12_reduce_passes if workload.optimizer is Optimizer.MUON else 1
-        backward = seconds.recompute_and_backward
-        _add_overlapped(sums, times, backward, again * gather, reduce, again * fetch, job.exposed_share)
-    elif stage is not ZeroStage.DISABLED:
-        times = kind.layers * (job.accumulation if stage is ZeroStage.GRADIENTS else 1)
-        reduce *= engine.zero12_reduce_passes
-        _add_overlapped(sums, times, seconds.recompute_and_backward, 0.0, reduce, 0.0, job.exposed_share)
+def _cpu_share(model: ModelShape, candidate: Candidate) -> float:
+    """Share of the parameters whose step the CPU takes, where any is offloaded."""
+    settings, degrees = candidate.settings, candidate.degrees
+    if settings.optimizer_offload_ratio == 1 or candidate.offload.optimizer_device != "cpu":
+        return 1.0
+    return cpu_share(model, degrees.tp, degrees.dp, settings.sub_group_elements, settings.optimizer_offload_ratio)
 
 
-def _add_overlapped(
-    sums: TermSums, times: int, compute: float, gather: float, reduce: float, fetch: float, exposed_share: float
-) -> None:
-    """Transfers beside one pass; what the pass hides is shared among them in proportion to their seconds."""
-    transfer = gather + reduce + fetch
-    if not transfer:
-        return
-    share = hidden_s(compute, transfer, exposed_share) / transfer
-    sums.add("communication/gather", times * gather, times * gather * share)
-    sums.add("communication/reduce", times * reduce, times * reduce * share)
-    sums.add("offload/parameters", times * fetch, times * fetch * share)
-
-
-def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
-    """Output head and loss of every micro-batch, and the gather of its logits under tensor parallelism."""
+def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> float:
+    """Output head and loss of every micro-batch, and the gather of its logits under tensor parallelism; returns the
+    seconds of its kernels in one micro-batch."""
     work = job.work
     seconds = head_s(
         work.hidden,
@@ -205,8 +172,9 @@ def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> None:
     sums.add("compute/head", job.accumulation * seconds)
     if job.tp > 1 and work.head_divided and not work.logits_divided:
         gathered_bytes = job.weight_bytes * job.tokens * (work.vocab / 2 + work.hidden)
-        seconds = 2 * job.rate.tensor_latency_s + gathered_bytes * job.rate.tensor_s_per_byte
-        sums.add("communication/tensor_parallel", job.accumulation * seconds)
+        gather = 2 * job.rate.tensor_latency_s + gathered_bytes * job.rate.tensor_s_per_byte
+        sums.add("communication/tensor_parallel", job.accumulation * gather)
+    return seconds
 
 
 def _add_update(
@@ -217,30 +185,46 @@ def _add_update(
     workload: Workload,
     candidate: Candidate,
     constants: SpeedConstants,
+    by: Moves,
+    stepped_share: float,
 ) -> None:
-    """What happens once per step: the traffic that overlaps nothing, the optimizer, and the copies of offload."""
+    """What happens once per step: the traffic that overlaps nothing, the optimizer, and the copies of offload.
+
+    Under a partial offload the GPU steps its sub-groups while the CPU steps the others: launches do not wait, and the
+    GPU's come first (stage3.py `step`, DeepSpeed 0.19.8).
+    """
+    stage, rate, hbm = candidate.zero, job.rate, job.hbm_bytes_per_s
     parameters = job.parameters if job.frozen is None else job.frozen.trained
-    local = parameters if candidate.zero is ZeroStage.DISABLED else parameters / job.dp
-    if candidate.zero is ZeroStage.DISABLED:
-        sums.add("communication/reduce", 2 * job.gradient_bytes * parameters * job.rate.data_s_per_byte)
-    elif candidate.zero is not ZeroStage.PARAMETERS:
-        sums.add("communication/gather", job.weight_bytes * parameters * job.rate.data_s_per_byte)
+    local = parameters if stage is ZeroStage.DISABLED else parameters / job.dp
+    if stage is ZeroStage.DISABLED:
+        reduce = job.gradient_bytes * parameters * rate.data_reduce_s_per_byte + rate.data_reduce_start_s
+        sums.add("communication/reduce", reduce)
+    elif stage is not ZeroStage.PARAMETERS:
+        sums.add("communication/gather", job.weight_bytes * parameters * rate.data_s_per_byte + rate.data_start_s)
+    elif by.traffic.persistent_elements:
+        starts = by.traffic.persistent_tensors * rate.data_start_s
+        sums.add("communication/gather", by.traffic.persistent_elements * by.gather + starts)
     if candidate.offload is Offload.NONE:
         optimizer, precision = workload.optimizer, workload.precision
-        step = gpu_step_s(local, job.hbm_bytes_per_s, constants, optimizer=optimizer, precision=precision)
-        sums.add("optimizer/step", step)
+        groups = 0
+        if stage is ZeroStage.PARAMETERS:
+            groups = sub_group_count(local, candidate.settings.sub_group_elements)
+        sums.add("optimizer/step", gpu_step_s(local, hbm, constants, optimizer=optimizer, precision=precision))
+        sums.add("optimizer/conversion", conversion_s(local, hbm, constants, precision=precision, sub_groups=groups))
         if optimizer is Optimizer.MUON and job.frozen is None:
-            ranks = job.tp * (1 if candidate.zero is ZeroStage.DISABLED else job.dp)
+            ranks = job.tp * (1 if stage is ZeroStage.DISABLED else job.dp)
             sums.add("optimizer/orthogonalisation", muon_flop(model) / ranks / job.gemm_flop_per_s)
         return
     on_node = local * cluster.gpus_per_node
-    step = cpu_step_s(on_node, cluster, constants, optimizer=workload.optimizer)
-    copy = host_copy_s(local, job.weight_bytes, cluster.gpu.host_link_bytes_per_s)
-    sums.add("optimizer/step", step)
-    sums.add("offload/gradients", copy, (1 - constants.offload_gradient_exposed_share) * copy)
+    step = cpu_step_s(stepped_share * on_node, cluster, constants, optimizer=workload.optimizer)
+    on_gpu = gpu_step_s((1 - stepped_share) * local, hbm, constants, precision=workload.precision)
+    link = host_link_bytes_per_s(cluster, constants, together=True)
+    copy = host_copy_s(stepped_share * local, job.weight_bytes, link)
+    sums.add("optimizer/step", step + on_gpu, min(step, on_gpu))
     sums.add("offload/weights", copy)
     if candidate.offload is Offload.NVME:
         read, write = nvme_rates_bytes_per_s(cluster, constants)
         states = nvme_states_s(on_node, read, write, constants)
-        sums.add("offload/nvme_states", states, min(states, step + copy))
+        beside = min(states, step + copy) if constants.engine.nvme_pipelined else 0.0
+        sums.add("offload/nvme_states", states, beside)
         sums.add("offload/nvme_weights", nvme_weights_s(on_node, job.weight_bytes, write))

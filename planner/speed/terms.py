@@ -54,11 +54,15 @@ TERMS: dict[str, tuple[str, str]] = {
         "arXiv:1909.08053, section 3; deepspeed/module_inject/layers.py, DeepSpeed 0.19.8",
     ),
     "communication/gather": (
-        "weights: stage 3 gas * 2 * w*Ψ, stages 1 and 2 once w*Ψ, times (n-1)/n / B, or the network",
-        "arXiv:1910.02054, section 7; max + 0.6 * min with compute, fit on llm-foundry",
+        "weights, stage 3: per micro-batch w*Ψ in forward and what is not kept until backward, in gathers of "
+        "tensors that fill the prefetch bucket; stages 1 and 2: once w*Ψ; per gather 40 µs + 3 µs per rank "
+        "(9.6 µs per node) + bytes * (n-1)/n / B, or the network",
+        "arXiv:1910.02054, section 7; deepspeed/runtime/zero/partitioned_param_coordinator.py, DeepSpeed 0.19.8; "
+        "max + 0.6 * min with compute, fit on llm-foundry",
     ),
     "communication/reduce": (
-        "gradients: stage 3 gas * g*Ψ, stage 2 gas * 2*g*Ψ, stages 0, 1 once 2*g*Ψ, times (n-1)/n / B, or the network",
+        "gradients: stage 3 gas * g*Ψ, stage 2 gas * 2*g*Ψ, stages 0, 1 once 2*g*Ψ, in buckets of "
+        "reduce_bucket_size, each with its start; times (n-1)/n / B, or the network",
         "arXiv:1910.02054, section 7; all-reduced buckets: deepspeed/runtime/zero/stage_1_and_2.py, DeepSpeed 0.19.8",
     ),
     "optimizer/step": (
@@ -66,25 +70,30 @@ TERMS: dict[str, tuple[str, str]] = {
         "CPU: parameters of the node / (0.9e9 per socket, 1.8e9 with PCIe 5)",
         "fit on vTrain; DeepSpeed issue 6834, pull request 7474, ZenFlow blog; ml-engineering, when-to-upgrade-gpus",
     ),
+    "optimizer/conversion": (
+        "GPU: 42 bytes * Ψ/n / W in 16 bits: norm, cast, clipping, weights back; + 12 * 11 µs per stage-3 sub-group",
+        "deepspeed/runtime/zero/stage3.py and stage_1_and_2.py, step, DeepSpeed 0.19.8",
+    ),
     "optimizer/orthogonalisation": (
         "Muon: (8*n*n*m + 28*n*n*n for each matrix of n < m, 30*n*n*n for a square one) / n / (e * P)",
         "deepspeed/runtime/zero/muon/original_muon.py, DeepSpeed 0.19.8",
     ),
     "offload/gradients": (
-        "w * Ψ/n / pc, 30 % of it visible behind backward",
-        "offload reports; rate of the host link in the GPU table",
+        "stage 3: gas * 2 * w*Ψ/n / pc + 4*Ψ/n / pc; stages 1, 2: owner by owner 4*Ψ / pc, with accumulation 2 * w*Ψ "
+        "more per micro-batch that is reduced; beside backward on the stream of reductions",
+        "stage3.py partition_grads, stage_1_and_2.py copy_grads_in_partition, DeepSpeed 0.19.8",
     ),
     "offload/weights": (
-        "w * Ψ/n / pc: updated weights back to the GPU",
-        "rate of the host link in the GPU table",
+        "w * Ψ/n / pc: updated weights back to the GPU; four uplinks of a node below PCIe 5",
+        "rate of the host link in the GPU table; arXiv:2104.07857, figure 2b",
     ),
     "offload/parameters": (
         "per gather: w * Ψ_l/n / pc, or w * Ψ_l/n * GPUs of a node / NVMe read rate if that is slower",
         "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, DeepSpeed 0.19.8",
     ),
     "offload/nvme_states": (
-        "12 bytes * parameters of the node * (1/read + 1/write); the CPU step and its copies overlap with it",
-        "DeepNVMe blog of DeepSpeed, 06-2025",
+        "16 bytes * parameters of the node * (1/read + 1/write): states and fp32 gradients, before and after each step",
+        "rates: DeepNVMe blog of DeepSpeed, 06-2025; partitioned_optimizer_swapper.py, DeepSpeed 0.19.8",
     ),
     "offload/nvme_weights": (
         "w * parameters of the node / NVMe write rate",

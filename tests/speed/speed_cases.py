@@ -152,6 +152,11 @@ def textbook(**changes: Any) -> SpeedConstants:
             "zero12_reduce_passes": 1.0,
             "all_reduce_per_column_linear": False,
             "optimizer_traffic_bytes": 45.0,
+            "optimizer_conversion_bytes": 0.0,
+            "bucketed": False,
+            "host_gradient_copies": False,
+            "nvme_pipelined": True,
+            "nvme_gradient_bytes": 0,
         }
         | changes
     )

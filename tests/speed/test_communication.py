@@ -47,7 +47,7 @@ def test_all_reduces_of_activation_size_match_the_measured_tables() -> None:
 
 def test_one_rank_communicates_nothing() -> None:
     rate = group_rates(cases.cluster(cases.GPU_A, 1, 1, 228e9, None), Degrees(tp=1, dp=1), CONSTANTS)
-    assert rate == (0.0, 0.0, 0.0)
+    assert set(rate) == {0.0}
 
 
 def test_gather_in_a_node_moves_all_but_the_own_share() -> None:
