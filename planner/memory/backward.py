@@ -78,17 +78,18 @@ def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tupl
         if in_layer and term.name not in TRANSIENT:
             moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if term.name not in BY_LAYER else ())}
         if term.name in BY_LAYER:
-            size_bytes, formula = waiting_bytes(term, layers=layers, left=left), f"{left} / {layers} * ({term.formula})"
+            size_bytes = waiting_bytes(term.size_bytes, layers=layers, left=left)
+            formula = f"{left} / {layers} * ({term.formula})"
             spread.append(replace(term, moments=LATE, size_bytes=size_bytes, formula=formula))
         spread.append(replace(term, moments=tuple(sorted(moments))))
     return tuple(spread)
 
 
-def waiting_bytes(term: Term, *, layers: int, left: int) -> int:
-    """What `left` layers still keep of a term that all layers keep; nothing of any other.
+def waiting_bytes(kept_bytes: int, *, layers: int, left: int) -> int:
+    """What `left` layers still keep of what all layers keep.
 
     Formula: bytes * left / layers.
     Source: as `through_backward`.
     Leaves out: see that.
     """
-    return ceil_div(term.size_bytes * left, layers) if term.name in BY_LAYER else 0
+    return ceil_div(kept_bytes * left, layers)

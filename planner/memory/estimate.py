@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
-from planner.memory.backward import late_layers, through_backward, waiting_bytes
+from planner.memory.backward import BY_LAYER, late_layers, through_backward, waiting_bytes
 from planner.memory.gpu_terms import gpu_terms
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import LATE, TRAINING, Inputs
@@ -64,12 +64,12 @@ class Batch(NamedTuple):
     activations: tuple[Term, ...]
     logits: tuple[Term, ...]
     sums: Sums
+    by_layer: tuple[int, ...]  # bytes of the terms that every layer keeps
 
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
-    strategy = _strategy(model, cluster, workload, candidate)
-    batch = _batch(model, workload, candidate.micro_batch, candidate.degrees.tp, candidate.checkpointing)
+    strategy, batch = strategy_part(model, cluster, workload, candidate), batch_part(model, workload, candidate)
     activations = through_backward(batch.activations, layers=model.layers, left=strategy.layers_left)
     sums = strategy.sums._replace(
         terms=(*strategy.sums.terms, *activations, *batch.logits),
@@ -79,10 +79,8 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
     return _estimate(sums, candidate)
 
 
-def needs(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Needs:
-    """`needs` of `estimate_memory`, without the record: what a search asks most often."""
-    strategy = _strategy(model, cluster, workload, candidate)
-    batch = _batch(model, workload, candidate.micro_batch, candidate.degrees.tp, candidate.checkpointing)
+def needs(model: ModelShape, strategy: Strategy, batch: Batch, candidate: Candidate) -> Needs:
+    """`needs` of `estimate_memory` from a candidate's two parts, without the record: what a search asks most often."""
     gpu = _on_gpu(model, strategy, batch)
     lasting = strategy.sums.lasting + batch.sums.lasting
     overhead = _overhead_bytes(gpu, strategy.sums.gathered, lasting, candidate)
@@ -96,7 +94,7 @@ def host_peak_bytes(model: ModelShape, cluster: Cluster, workload: Workload, can
     Source: memory/host_terms.py.
     Leaves out: nothing; activations and logits are on the GPU.
     """
-    return _strategy(model, cluster, workload, candidate).host_peak
+    return strategy_part(model, cluster, workload, candidate).host_peak
 
 
 def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
@@ -105,17 +103,16 @@ def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
 
 
 def _on_gpu(model: ModelShape, strategy: Strategy, batch: Batch) -> tuple[int, ...]:
-    """GPU bytes of every moment: both parts, and what the layers that wait keep in `Moment`s called late."""
+    """GPU bytes of every moment: both parts, and at the late ones what the layers that wait still keep."""
+    waiting = sum(waiting_bytes(kept, layers=model.layers, left=strategy.layers_left) for kept in batch.by_layer)
     gpu = list(map(add, strategy.sums.gpu, batch.sums.gpu))
-    for term in batch.activations:
-        waiting = waiting_bytes(term, layers=model.layers, left=strategy.layers_left)
-        for moment in LATE:
-            gpu[moment] += waiting
+    for moment in LATE:
+        gpu[moment] += waiting
     return tuple(gpu)
 
 
-def _strategy(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Strategy:
-    """The terms that many candidates share."""
+def strategy_part(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Strategy:
+    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
     return _sums_of_strategy(
         model,
         candidate.zero,
@@ -147,7 +144,7 @@ def _sums_of_strategy(
     capacity_bytes: int,
     ranks_per_node: int,
 ) -> Strategy:
-    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+    """Kept because all micro-batches of a strategy share them."""
     if zero is ZeroStage.PARAMETERS and not settings.overlap_comm:  # it moves no term of stage 3
         return _sums_of_strategy(
             model,
@@ -192,9 +189,14 @@ def _sums_of_strategy(
     return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
 
 
+def batch_part(model: ModelShape, workload: Workload, candidate: Candidate) -> Batch:
+    """The terms that grow with the micro-batch."""
+    return _batch(model, workload, candidate.micro_batch, candidate.degrees.tp, candidate.checkpointing)
+
+
 @lru_cache(maxsize=4096)
 def _batch(model: ModelShape, workload: Workload, micro_batch: int, tp: int, checkpointing: Checkpointing) -> Batch:
-    """The terms that grow with the micro-batch."""
+    """Kept because the stages and offloads of a search share them."""
     activations = activation_terms(
         model,
         micro_batch=micro_batch,
@@ -215,7 +217,8 @@ def _batch(model: ModelShape, workload: Workload, micro_batch: int, tp: int, che
         frozen=workload.adapter is not None,
     )
     spread = through_backward(activations, layers=model.layers, left=0)
-    return Batch(activations, logits, _summed((*spread, *logits)))
+    by_layer = tuple(term.size_bytes for term in activations if term.name in BY_LAYER)
+    return Batch(activations, logits, _summed((*spread, *logits)), by_layer)
 
 
 def _summed(terms: Iterable[Term]) -> Sums:

@@ -5,6 +5,8 @@ In: request, memory estimate. Out: bytes. Question: does the fullest phase fit, 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from planner.geometry.params import parameter_count
 from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Moment, Needs
@@ -18,6 +20,8 @@ TP_MARGIN = 0.15
 HOST_MARGIN = 0.1
 """Error of the host model: the figures people report lie within it, less what their machines need for themselves
 (tests/memory/test_host.py prints them)."""
+
+DEVICES = tuple(Device)
 
 PAGE_TABLE_PARTS = 64
 """Linux keeps a 64-byte record of every 4,096-byte page: not all of an instance's nominal RAM is reported as total."""
@@ -60,20 +64,31 @@ def needed_bytes(memory: MemoryEstimate, device: Device) -> int:
     return dict(zip(Device, memory.needs, strict=True))[device]
 
 
-def overflow(request: Request, needs: Needs) -> tuple[Device, int, int] | None:
-    """The first device that does not hold what it has to, with what is needed and what there is."""
-    for device, needed in zip(Device, needs, strict=True):
-        available = available_bytes(request, device)
+class Limits(NamedTuple):
+    """What a candidate may need of each device, in the order of `Device`; None where nobody knows."""
+
+    available: tuple[int | None, ...]
+    safe: tuple[float | None, ...]  # even if the model errs as far as it is known to
+
+
+def limits(request: Request, candidate: Candidate) -> Limits:
+    """The same for every micro-batch and setting of a strategy."""
+    gpu, host, disk = (available_bytes(request, device) for device in Device)
+    safe_host = None if host is None else host * (1 - HOST_MARGIN)
+    return Limits((gpu, host, disk), (usable_gpu_bytes(request, candidate), safe_host, disk))
+
+
+def overflow(limits: Limits, needs: Needs) -> Device | None:
+    """The first device that does not hold what it has to."""
+    for device, needed, available in zip(DEVICES, needs, limits.available, strict=True):
         if available is not None and needed > available:
-            return device, needed, available
+            return device
     return None
 
 
-def inside_margins(request: Request, candidate: Candidate, needs: Needs) -> bool:
+def inside_margins(limits: Limits, needs: Needs) -> bool:
     """Whether it fits even when the model errs as far as it is known to."""
-    host = available_bytes(request, Device.HOST)
-    fits_host = host is None or needs.host_bytes <= host * (1 - HOST_MARGIN)
-    return fits_host and needs.gpu_bytes <= usable_gpu_bytes(request, candidate)
+    return all(safe is None or needed <= safe for needed, safe in zip(needs, limits.safe, strict=True))
 
 
 def safe_host_bytes(request: Request, memory: MemoryEstimate) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from planner.memory.estimate import estimate_memory, needs
+from planner.memory.estimate import Batch, Strategy, batch_part, estimate_memory, needs, strategy_part
 from planner.records.candidate import Candidate, ZeroSettings
+from planner.records.estimate import Needs
 from planner.records.plan import Evaluation, Rejection
 from planner.records.request import Objective, Request
-from planner.search.capacity import inside_margins, overflow
+from planner.search.capacity import inside_margins, limits, overflow
 from planner.search.evaluate import breached, kept, too_large
 from planner.search.rules import RULES_OF_SETTINGS, RULES_OF_STRATEGY, first_breach
 from planner.search.space import accumulation_for
@@ -54,14 +55,16 @@ class Ladder:
     one micro-batch fits at every smaller one, and memory is not asked again.
     """
 
-    __slots__ = ("_constants", "_known", "_request", "_settings", "_strategy")
+    __slots__ = ("_constants", "_known", "_limits", "_parts", "_request", "_settings", "_strategy")
 
     def __init__(self, request: Request, strategy: Candidate, constants: SpeedConstants) -> None:
         self._request, self._strategy, self._constants = request, strategy, constants
         ladder = settings_variants(request, strategy)
         legal = [s for s in ladder if first_breach(request, _with(strategy, s, 1, 1), RULES_OF_SETTINGS) is None]
         self._settings = tuple(legal) or ladder[:1]
+        self._limits = limits(request, strategy)
         self._known: dict[tuple[int, bool], Known] = {}
+        self._parts: dict[tuple[int, bool], Strategy] = {}
 
     def at(self, micro_batch: int) -> Evaluation | Rejection:
         """The best variant at a micro-batch, or the nearest miss."""
@@ -71,66 +74,77 @@ class Ladder:
         breach = first_breach(request, candidates[0], RULES_OF_STRATEGY + RULES_OF_SETTINGS)
         if breach is not None:
             return breached(candidates[0], breach)
-        chosen = self._best(candidates)
+        batch = batch_part(request.model, request.workload, candidates[0])
+        chosen = self._best(candidates, batch)
         if chosen is None:
-            return self._nearest_miss(candidates)
+            nearest = candidates[self._nearest(candidates, batch)]
+            return too_large(
+                request, nearest, estimate_memory(request.model, request.cluster, request.workload, nearest)
+            )
         memory = estimate_memory(request.model, request.cluster, request.workload, chosen)
         time = time_estimate(request.model, request.cluster, request.workload, chosen, constants=self._constants)
         return kept(request, chosen, memory, time)
 
-    def _best(self, candidates: list[Candidate]) -> Candidate | None:
+    def _best(self, candidates: list[Candidate], batch: Batch) -> Candidate | None:
         """The best one that fits, as the module says."""
         places = range(len(candidates))
         for level in (Fit.FITS, Fit.BORDERLINE):
-            if any(self._fits(place, candidates[place], level) for place in places):
+            if any(self._fits(place, candidates[place], batch, level) for place in places):
                 break
         else:
             return None
         if len(candidates) == 1:
             return candidates[0]
+        if self._request.objective is Objective.MEMORY:
+            fitting = [place for place in places if self._fits(place, candidates[place], batch, level)]
+            return candidates[min(fitting, key=lambda place: self._needs(place, candidates[place], batch).gpu_bytes)]
         request, constants = self._request, self._constants
         model, cluster, workload = request.model, request.cluster, request.workload
-        if request.objective is Objective.MEMORY:
-            fitting = [c for place, c in enumerate(candidates) if self._fits(place, c, level)]
-            return min(fitting, key=lambda c: needs(model, cluster, workload, c).gpu_bytes)
         seconds = [step_s(model, cluster, workload, c, constants=constants) for c in candidates]
         by_speed = sorted(places, key=seconds.__getitem__)
-        fastest = next(place for place in by_speed if self._fits(place, candidates[place], level))
+        fastest = next(place for place in by_speed if self._fits(place, candidates[place], batch, level))
         enough = seconds[fastest] * (1 + PAYS)
-        return next(c for place, c in enumerate(candidates) if seconds[place] <= enough and self._fits(place, c, level))
+        return next(
+            c for place, c in enumerate(candidates) if seconds[place] <= enough and self._fits(place, c, batch, level)
+        )
 
-    def _fits(self, place: int, candidate: Candidate, level: Fit) -> bool:
+    def _fits(self, place: int, candidate: Candidate, batch: Batch, level: Fit) -> bool:
         """Whether a variant reaches a level."""
         micro_batch = candidate.micro_batch
-        known = self._known.setdefault((place, candidate.accumulation > 1), Known([0, 0, 0], [float("inf")] * 3))
+        key = place, candidate.accumulation > 1
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Known([0, 0, 0], [float("inf")] * 3)
         if known.reached[level] < micro_batch < known.missed[level]:
-            found = self._look(candidate)
+            found = self._look(self._needs(place, candidate, batch))
             for reached in range(found + 1):
                 known.reached[reached] = max(known.reached[reached], micro_batch)
-            for missed in range(found + 1, len(Fit)):
+            for missed in range(found + 1, len(known.missed)):
                 known.missed[missed] = min(known.missed[missed], micro_batch)
         return micro_batch <= known.reached[level]
 
-    def _look(self, candidate: Candidate) -> Fit:
+    def _look(self, needed: Needs) -> Fit:
         """What memory says."""
-        request = self._request
-        needed = needs(request.model, request.cluster, request.workload, candidate)
-        if overflow(request, needed) is not None:
+        if overflow(self._limits, needed) is not None:
             return Fit.MISSES
-        return Fit.FITS if inside_margins(request, candidate, needed) else Fit.BORDERLINE
+        return Fit.FITS if inside_margins(self._limits, needed) else Fit.BORDERLINE
 
-    def _nearest_miss(self, candidates: list[Candidate]) -> Rejection:
+    def _needs(self, place: int, candidate: Candidate, batch: Batch) -> Needs:
+        """The memory of a variant; what it needs at every micro-batch is asked once."""
+        request, key = self._request, (place, candidate.accumulation > 1)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = strategy_part(request.model, request.cluster, request.workload, candidate)
+        return needs(request.model, part, batch, candidate)
+
+    def _nearest(self, candidates: list[Candidate], batch: Batch) -> int:
         """The variant that needs the smallest multiple of what there is, the first of equals."""
-        request = self._request
-        nearest = min(candidates, key=self._excess)
-        memory = estimate_memory(request.model, request.cluster, request.workload, nearest)
-        return too_large(request, nearest, memory)
+        return min(range(len(candidates)), key=lambda place: self._excess(self._needs(place, candidates[place], batch)))
 
-    def _excess(self, candidate: Candidate) -> float:
+    def _excess(self, needed: Needs) -> float:
         """Needed over available, of the first device that overflows."""
-        request = self._request
-        found = overflow(request, needs(request.model, request.cluster, request.workload, candidate))
-        return found[1] / max(1, found[2]) if found else 0.0
+        pairs = zip(needed, self._limits.available, strict=True)
+        return next(need / max(1, room) for need, room in pairs if room is not None and need > room)
 
 
 def _with(strategy: Candidate, settings: ZeroSettings, micro_batch: int, accumulation: int) -> Candidate:

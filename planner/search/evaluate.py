@@ -10,7 +10,7 @@ from planner.records.candidate import Candidate
 from planner.records.estimate import Device, MemoryEstimate, Phase, TimeEstimate
 from planner.records.plan import Evaluation, Limit, Rejection, Verdict
 from planner.records.request import Request
-from planner.search.capacity import available_bytes, inside_margins, needed_bytes, overflow
+from planner.search.capacity import DEVICES, available_bytes, inside_margins, limits, needed_bytes, overflow
 from planner.search.rules import RULES, RUNNABLE, Breach, first_breach
 from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import time_estimate
@@ -39,7 +39,7 @@ def evaluate(
     if breach is not None:
         return breached(candidate, breach)
     memory = estimate_memory(request.model, request.cluster, request.workload, candidate)
-    if overflow(request, memory.needs) is not None:
+    if overflow(limits(request, candidate), memory.needs) is not None:
         return too_large(request, candidate, memory)
     time = time_estimate(request.model, request.cluster, request.workload, candidate, constants=constants)
     return kept(request, candidate, memory, time)
@@ -47,7 +47,7 @@ def evaluate(
 
 def kept(request: Request, candidate: Candidate, memory: MemoryEstimate, time: TimeEstimate) -> Evaluation:
     """A candidate that fits."""
-    verdict = Verdict.FITS if inside_margins(request, candidate, memory.needs) else Verdict.BORDERLINE
+    verdict = Verdict.FITS if inside_margins(limits(request, candidate), memory.needs) else Verdict.BORDERLINE
     return Evaluation(candidate=candidate, verdict=verdict, limit=tightest(request, memory), memory=memory, time=time)
 
 
@@ -59,15 +59,15 @@ def breached(candidate: Candidate, breach: Breach) -> Rejection:
 
 def too_large(request: Request, candidate: Candidate, memory: MemoryEstimate) -> Rejection:
     """A candidate that does not fit the first device it overflows."""
-    found = overflow(request, memory.needs)
-    if found is None:
+    device = overflow(limits(request, candidate), memory.needs)
+    available = None if device is None else available_bytes(request, device)
+    if device is None or available is None:
         raise ValueError(f"{candidate.label} fits")
-    device, needed, available = found
     return Rejection(
         candidate=candidate,
         rule=RULE_OF[device],
         detail=_overflow_text(request, memory, device, available),
-        needed=needed,
+        needed=needed_bytes(memory, device),
         available=available,
         memory=memory,
     )
@@ -76,7 +76,7 @@ def too_large(request: Request, candidate: Candidate, memory: MemoryEstimate) ->
 def tightest(request: Request, memory: MemoryEstimate) -> Limit:
     """The resource that exceeds most, or the one with the least share left."""
     found: tuple[float, Device, int] | None = None
-    for device, needed in zip(Device, memory.needs, strict=True):
+    for device, needed in zip(DEVICES, memory.needs, strict=True):
         available = available_bytes(request, device)
         if available is None or not needed:
             continue
