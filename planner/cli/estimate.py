@@ -49,7 +49,7 @@ def estimate_command(
     if batch is not None:
         from planner.cli.batch import run_batch
 
-        return run_batch(Path(batch), estimate, request, chunk=50)
+        return run_batch(Path(batch), estimate, request, chunk=250)
     answer = estimate(**request)
     if json:
         print_json(answer.to_dict())

@@ -37,7 +37,7 @@ def requests(count: int) -> list[dict[str, Any]]:
             "id": n,
             "model": models[n % 3],
             "gpus": clusters[n % 2],
-            "seq_len": 256 + n,
+            "seq_len": 20 + n,
             "micro_batch": 1 + n % 4,
             **pinned,
         }
@@ -57,7 +57,7 @@ def command(*arguments: str, prologue: str = "") -> list[str]:
 
 @needs_affinity
 @needs_two_cores
-@pytest.mark.parametrize(("name", "count"), [("plan", 12), ("estimate", 230)])
+@pytest.mark.parametrize(("name", "count"), [("plan", 12), ("estimate", 1004)])
 def test_one_process_and_two_write_the_same_bytes_in_the_order_of_the_lines(
     tmp_path: Path, name: str, count: int
 ) -> None:
