@@ -2,8 +2,8 @@
 
 In: model shape, adapter, attention, software stack. Out: for forward and backward: launches by kind, and 16-bit values
 read or written per token. Question: what do norms, rotations, activations, residuals and copies cost?
-Compared with the operators of real layers: tests/oracles/trace_kernels.py, tests/golden/kernels.toml. Symbols:
-h hidden, q query width, k width of the keys (as of the values), f MLP width, n experts chosen, V vocabulary.
+Compared with the operators of real layers: tests/oracles/trace_kernels.py, tests/golden/kernels.toml.
+Symbols: `planner.geometry.legend`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def layer_kernels(
 def elementwise_values(model: ModelShape) -> tuple[float, float]:
     """Values per token of the first kind of layer, forward and backward, in eager code without tensor parallelism.
 
-    Formula: see `layer_kernels`; for Llama 42h + 10(q + k) + 5f and 107h + 17(q + k) + 9f.
+    Formula: see `layer_kernels`; for Llama 42h + 10(q + kv*d) + 5f and 107h + 17(q + kv*d) + 9f.
     Source: see `layer_kernels`.
     Leaves out: see `layer_kernels`.
     """
@@ -127,15 +127,15 @@ def outside_values(model: ModelShape) -> tuple[float, float]:
     """Values per token moved outside the layers, forward and backward: loss, final norm, embedding; not the head.
 
     Formula: cast to fp32 3V + log-softmax 4V, backward zeros 2V + log-softmax 6V + cast 3V; 6V and 7V more where logits
-        are capped; the norm as in a layer; 2h for the embedding.
+        are capped; V for the gradient of a head's bias; the norm as in a layer; 2h for the embedding.
     Source: transformers 5.24, loss/loss_utils.py `ForCausalLMLoss`, traced: tests/golden/kernels.toml, `rest`.
-    Leaves out: fused losses; logits scaled by a constant (2V); embedding norms and learned positions.
+    Leaves out: fused losses; logits scaled by a constant (2V); embedding norms, scales and positions; eager masks.
     """
     norm = BLOCKS[Stack.EAGER].norms[code_of(model).family.norm]
     norms = 1 if model.final_norm else 0
     capped = 1 if model.trait("final_logit_softcapping") else 0
     forward = (7.0 + 6 * capped) * model.vocab + (2 + norms * norm.forward_values) * model.hidden
-    backward = (11.0 + 7 * capped) * model.vocab + (2 + norms * norm.backward_values) * model.hidden
+    backward = (11.0 + 7 * capped + model.head_bias) * model.vocab + (2 + norms * norm.backward_values) * model.hidden
     return forward, backward
 
 

@@ -1,6 +1,6 @@
 """The steps of one layer beside its matrix products and attention kernels, each with the widths it works on.
 
-In: model shape, the architecture's code, a software stack's blocks. Out: steps. Symbols as in `elementwise`.
+In: model shape, the architecture's code, a software stack's blocks. Out: steps. Symbols: `planner.geometry.legend`.
 Every step is named after what the modeling files of transformers 5.24 do in forward; backward was read off traces.
 """
 
@@ -141,7 +141,7 @@ def attention_steps(
 ) -> Iterator[Step]:
     """Rotations, and copies around attention.
 
-    Formula: rotation(q) + rotation(k); in eager code the joining of gradients of a fused projection, and copies of
+    Formula: rotation(q) + rotation(kv*d); in eager code the joining of gradients of a fused projection, and copies of
         operands and output where the kernel cannot read them in place.
     Source: transformers 5.24 modeling files and integrations/sdpa_attention.py; traced.
     Leaves out: cosines and sines, which all samples share.
@@ -226,8 +226,8 @@ def mlp_steps(model: ModelShape, stack: Stack, width: int, *, joined: bool) -> I
 def expert_steps(model: ModelShape, code: Code, stack: Stack) -> Iterator[Step]:
     """A routed MLP with all experts in grouped products: routing, gathering, activation, weighted sum.
 
-    Formula: gather (1 + n)h, weights 2nh, order restored 2nh, sum (1 + n)h; backward 12nh + 4h; with fp32 routing
-        10nh + 6h, backward 25nh + 8h; activation of nf.
+    Formula: gather (1 + k)h, weights 2kh, order restored 2kh, sum (1 + k)h; backward 12kh + 4h; with fp32 routing
+        10kh + 6h, backward 25kh + 8h; activation of kf.
     Source: transformers 5.24, integrations/moe.py `grouped_mm_experts_forward`; traced.
     Leaves out: the several kernels of a sort and of an accumulating index.
     """
