@@ -5,6 +5,7 @@ In: bytes, degrees and the cluster. Out: seconds. Symbols: `planner.geometry.leg
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from planner.geometry.flops import LayerWork
@@ -26,9 +27,29 @@ class GroupRate(NamedTuple):
     tensor_latency_s: float
 
 
-def group_rates(
-    cluster: Cluster, degrees: Degrees, constants: SpeedConstants, *, hpz_partition_size: int = 1
-) -> GroupRate:
+class Library(NamedTuple):
+    """How the collective library works, as it stands in `SpeedConstants`."""
+
+    base_s: float
+    rank_s: float
+    cross_node_s: float
+    network_step_s: float
+    flat_rings: bool
+
+
+def library(constants: SpeedConstants) -> Library:
+    """Those of the constants that collectives depend on, beside links and network."""
+    return Library(
+        constants.collective_base_s,
+        constants.collective_rank_s,
+        constants.collective_cross_node_s,
+        constants.collective_network_step_s,
+        constants.engine.flat_rings,
+    )
+
+
+@lru_cache(maxsize=1024)
+def group_rates(cluster: Cluster, degrees: Degrees, lib: Library, *, hpz_partition_size: int = 1) -> GroupRate:
     """The rates that every collective of one candidate needs; raises ValueError if the network rate is missing.
 
     Formula: the functions below.
@@ -38,20 +59,26 @@ def group_rates(
     if cluster.nodes > 1 and cluster.network_bytes_per_s is None:
         raise ValueError(f"a cluster of {cluster.nodes} nodes needs a network rate")
     network, dp = cluster.network_bytes_per_s or 0.0, degrees.dp
-    data, start = data_s_per_byte(cluster, degrees, network), gather_start_s(cluster, degrees, constants)
-    near, near_start = data, start
+    data, data_start = (
+        data_s_per_byte(cluster, degrees, network, flat_rings=lib.flat_rings),
+        gather_start_s(cluster, degrees, lib),
+    )
+    near, near_start = data, data_start
     if 1 < hpz_partition_size < dp:
         group = Degrees(tp=degrees.tp, dp=hpz_partition_size)
-        near, near_start = data_s_per_byte(cluster, group, network), gather_start_s(cluster, group, constants)
+        near, near_start = (
+            data_s_per_byte(cluster, group, network, flat_rings=lib.flat_rings),
+            gather_start_s(cluster, group, lib),
+        )
     return GroupRate(
         data_s_per_byte=data,
-        data_start_s=start,
-        data_reduce_s_per_byte=data_reduce_s_per_byte(cluster, degrees, network),
-        data_reduce_start_s=data_reduce_start_s(cluster, degrees, constants),
+        data_start_s=data_start,
+        data_reduce_s_per_byte=data_reduce_s_per_byte(cluster, degrees, network, flat_rings=lib.flat_rings),
+        data_reduce_start_s=data_reduce_start_s(cluster, degrees, lib),
         near_s_per_byte=near,
         near_start_s=near_start,
         tensor_s_per_byte=tensor_s_per_byte(cluster, degrees, network),
-        tensor_latency_s=collective_latency_s(cluster, degrees, constants),
+        tensor_latency_s=collective_latency_s(cluster, degrees, lib),
     )
 
 
@@ -74,11 +101,13 @@ def group_bus_bytes_per_s(cluster: Cluster, tp: int, local_ranks: int) -> float:
     return own if tp == 1 else min(own, link.bus(min(local_ranks * tp, cluster.gpus_per_node)))
 
 
-def data_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: float) -> float:
+def data_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: float, *, flat_rings: bool) -> float:
     """Seconds per byte of a gather or reduce-scatter among the n ranks of one data-parallel group.
 
-    Formula: max((n-1)/n / B, (m-1)/m * min(t, G) / Net), m = nodes the group reaches, B for the ranks it has in a node.
-    Source: ring algorithm, Thakur et al. 2005, section 4; a node's rails add up, its t groups share them: llm-foundry.
+    Formula: max((n-1)/n / B, (n-1)/n * min(t, G) / Net), B for the ranks it has in a node; with (m-1)/m between nodes,
+        m the nodes it reaches, where rings are not flat.
+    Source: ring algorithm, Thakur et al. 2005, section 4: every byte but the own share enters each node; a node's rails
+        add up, its t groups share them: llm-foundry. Flat: 32 B200 over EFA in ml-engineering, network.
     Leaves out: the start, which is `gather_start_s`.
     """
     tp, dp = degrees.tp, degrees.dp
@@ -89,10 +118,13 @@ def data_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: flo
     inside = (dp - 1) / dp / group_bus_bytes_per_s(cluster, tp, local_ranks) if local_ranks > 1 else 0.0
     if nodes == 1:
         return inside
-    return max(inside, (nodes - 1) / nodes * min(tp, cluster.gpus_per_node) / network_bytes_per_s)
+    entering = (dp - 1) / dp if flat_rings else (nodes - 1) / nodes
+    return max(inside, entering * min(tp, cluster.gpus_per_node) / network_bytes_per_s)
 
 
-def data_reduce_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: float) -> float:
+def data_reduce_s_per_byte(
+    cluster: Cluster, degrees: Degrees, network_bytes_per_s: float, *, flat_rings: bool
+) -> float:
     """Seconds per byte of an all-reduce among the n ranks of one data-parallel group.
 
     Formula: twice a gather; 2 * (n-1)/n / B of the switch where one node's switch adds up (NVLS).
@@ -103,10 +135,10 @@ def data_reduce_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per
     switch = cluster.intra_node.switch(degrees.dp) if inside and degrees.tp == 1 else None
     if switch is not None:
         return 2 * (degrees.dp - 1) / degrees.dp / switch
-    return 2 * data_s_per_byte(cluster, degrees, network_bytes_per_s)
+    return 2 * data_s_per_byte(cluster, degrees, network_bytes_per_s, flat_rings=flat_rings)
 
 
-def gather_start_s(cluster: Cluster, degrees: Degrees, constants: SpeedConstants) -> float:
+def gather_start_s(cluster: Cluster, degrees: Degrees, lib: Library) -> float:
     """What a gather or scatter of the data-parallel group takes beside its bytes.
 
     Formula: 40 µs + 3 µs * (n - m) + 9.6 µs * (m - 1): every rank of the ring is a step, m - 1 of them between nodes.
@@ -117,11 +149,11 @@ def gather_start_s(cluster: Cluster, degrees: Degrees, constants: SpeedConstants
     if degrees.dp == 1:
         return 0.0
     nodes = nodes_of_group(cluster, degrees)
-    inside = constants.collective_rank_s / 2 * (degrees.dp - nodes)
-    return constants.collective_base_s + inside + constants.collective_network_step_s * (nodes - 1)
+    inside = lib.rank_s / 2 * (degrees.dp - nodes)
+    return lib.base_s + inside + lib.network_step_s * (nodes - 1)
 
 
-def data_reduce_start_s(cluster: Cluster, degrees: Degrees, constants: SpeedConstants) -> float:
+def data_reduce_start_s(cluster: Cluster, degrees: Degrees, lib: Library) -> float:
     """The same of an all-reduce.
 
     Formula: 40 µs + 6 µs * ranks in a node + 2 * 9.6 µs * log2(m), rounded up: trees connect the nodes.
@@ -132,8 +164,8 @@ def data_reduce_start_s(cluster: Cluster, degrees: Degrees, constants: SpeedCons
         return 0.0
     nodes = nodes_of_group(cluster, degrees)
     local_ranks = max(degrees.dp // nodes, 1)
-    inside = constants.collective_rank_s * local_ranks
-    return constants.collective_base_s + inside + 2 * constants.collective_network_step_s * (nodes - 1).bit_length()
+    inside = lib.rank_s * local_ranks
+    return lib.base_s + inside + 2 * lib.network_step_s * (nodes - 1).bit_length()
 
 
 def tensor_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: float) -> float:
@@ -153,7 +185,7 @@ def tensor_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: f
     return 2 * (tp - 1) / tp / (link.switch(tp) or link.bus(tp))
 
 
-def collective_latency_s(cluster: Cluster, degrees: Degrees, constants: SpeedConstants) -> float:
+def collective_latency_s(cluster: Cluster, degrees: Degrees, lib: Library) -> float:
     """Start-up time of one all-reduce among t ranks.
 
     Formula: 40 µs + 6 µs * t, and 50 µs more when the group leaves the node; t counts as 2 where the switch adds up.
@@ -165,8 +197,8 @@ def collective_latency_s(cluster: Cluster, degrees: Degrees, constants: SpeedCon
         return 0.0
     across = tp > cluster.gpus_per_node
     ranks = 2 if not across and cluster.intra_node.switch(tp) else tp
-    latency = constants.collective_base_s + constants.collective_rank_s * ranks
-    return latency + constants.collective_cross_node_s if across else latency
+    latency = lib.base_s + lib.rank_s * ranks
+    return latency + lib.cross_node_s if across else latency
 
 
 def tensor_parallel_s(rate: GroupRate, activation_bytes: float, all_reduces: int) -> float:

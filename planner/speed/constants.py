@@ -39,6 +39,7 @@ class Engine:
     bucketed: bool  # collectives follow ZeRO's sizes and pay their start; else a layer is one unit at the link's rate
     host_gradient_copies: bool  # gradients cross to the host as ZeRO's code has it; else once per step, shard by shard
     nvme_pipelined: bool  # states are read and written while others are stepped
+    flat_rings: bool  # a gather among ranks of several nodes is one ring, which brings each node all but one share
     nvme_gradient_bytes: int  # of a gradient that waits on NVMe with the states
 
 

@@ -12,7 +12,7 @@ from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.request import Attention, Workload
 from planner.speed.adapters import Frozen, adapter_s, frozen_base, unpack_s
-from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, tensor_parallel_s
+from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, library, tensor_parallel_s
 from planner.speed.compute import (
     eager_attention_s,
     elementwise_s,
@@ -110,7 +110,7 @@ def setup(
         attention_flop_per_s=gpu.attention_efficiency * peak,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s,
         rate=group_rates(
-            cluster, candidate.degrees, constants, hpz_partition_size=candidate.settings.hpz_partition_size
+            cluster, candidate.degrees, library(constants), hpz_partition_size=candidate.settings.hpz_partition_size
         ),
         exposed_share=constants.overlap_exposed_share if candidate.settings.overlap_comm else 1.0,
         floor_s=floor,

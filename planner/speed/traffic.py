@@ -104,10 +104,12 @@ def add_layer_traffic(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, jo
     trained = weights if job.frozen is None else job.frozen.work.elements
     if job.stage is ZeroStage.PARAMETERS:
         part, again = weights * traffic.forward_share, weights * traffic.backward_share
+        from_all = job.accumulation if by.near == by.gather else 1  # forwards of a step that gather from all ranks
         first = part * by.gather + traffic.gathers * by.gather_start
-        later = part * by.near + traffic.gathers * by.near_start
-        _add_gathers(sums, layers, seconds.forward, first, part * by.fetch, job, traffic)
-        _add_gathers(sums, layers * (job.accumulation - 1), seconds.forward, later, part * by.fetch, job, traffic)
+        _add_gathers(sums, layers * from_all, seconds.forward, first, part * by.fetch, job, traffic)
+        if from_all < job.accumulation:
+            later, others = part * by.near + traffic.gathers * by.near_start, job.accumulation - from_all
+            _add_gathers(sums, layers * others, seconds.forward, later, part * by.fetch, job, traffic)
         starts = traffic.gathers * min(1.0, traffic.backward_share / traffic.forward_share) if part else 0.0
         gather, fetch = again * by.near + starts * by.near_start, again * by.fetch
     else:
@@ -149,9 +151,9 @@ def micro_batches(job: Setup, by: Moves) -> tuple[tuple[int, float], ...]:
     times = job.accumulation if job.stage >= ZeroStage.GRADIENTS else 1
     if by.last_copy == by.copy or times == 1:
         return ((times, by.last_copy),)
-    return tuple(
-        (count, copy) for count, copy in ((1, by.first_copy), (times - 2, by.copy), (1, by.last_copy)) if count
-    )
+    if by.first_copy == by.copy:
+        return ((times - 1, by.copy), (1, by.last_copy))
+    return ((1, by.first_copy), (times - 2, by.copy), (1, by.last_copy))
 
 
 def _add_gathers(
@@ -188,7 +190,7 @@ def _add_backward(
         _add_gathers(sums, times, compute, gather, fetch, job, traffic)
         gather = fetch = 0.0
     both = gather + fetch + reduce + copy
-    if not both:
+    if not both or not times:
         return
     if job.exposed_share < 1.0:
         transfer = reduce + max(gather + fetch, copy)

@@ -157,6 +157,7 @@ def textbook(**changes: Any) -> SpeedConstants:
             "host_gradient_copies": False,
             "nvme_pipelined": True,
             "nvme_gradient_bytes": 0,
+            "flat_rings": False,
         }
         | changes
     )

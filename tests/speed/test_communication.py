@@ -17,11 +17,13 @@ from planner.speed.communication import (
     data_s_per_byte,
     group_rates,
     hidden_s,
+    library,
     tensor_parallel_s,
     tensor_s_per_byte,
 )
 
 CONSTANTS = speed_constants()
+LIBRARY = library(CONSTANTS)
 NCCL = cases.SHARED_DATA / "nccl_tables.json"
 NODE = cases.cluster(cases.GPU_A, 8, 1, 228e9, None)
 FOUR = cases.cluster(cases.GPU_A, 8, 4, 228e9, 170e9)
@@ -36,7 +38,7 @@ def test_all_reduces_of_activation_size_match_the_measured_tables() -> None:
             continue
         ranks, points = table["n"], {int(mib): point for mib, point in table["points"].items()}
         cluster = cases.cluster(cases.GPU_A, ranks, 1, points[1024]["busbw"] * 1e9, None)
-        rate = group_rates(cluster, Degrees(tp=ranks, dp=1), CONSTANTS)
+        rate = group_rates(cluster, Degrees(tp=ranks, dp=1), LIBRARY)
         for mib, point in points.items():
             if mib >= 16:
                 seconds = tensor_parallel_s(rate, mib * 2**20, 1)
@@ -46,43 +48,43 @@ def test_all_reduces_of_activation_size_match_the_measured_tables() -> None:
 
 
 def test_one_rank_communicates_nothing() -> None:
-    rate = group_rates(cases.cluster(cases.GPU_A, 1, 1, 228e9, None), Degrees(tp=1, dp=1), CONSTANTS)
+    rate = group_rates(cases.cluster(cases.GPU_A, 1, 1, 228e9, None), Degrees(tp=1, dp=1), LIBRARY)
     assert set(rate) == {0.0}
 
 
 def test_gather_in_a_node_moves_all_but_the_own_share() -> None:
-    assert data_s_per_byte(NODE, Degrees(tp=1, dp=8), 0.0) == pytest.approx(7 / 8 / 228e9)
+    assert data_s_per_byte(NODE, Degrees(tp=1, dp=8), 0.0, flat_rings=False) == pytest.approx(7 / 8 / 228e9)
 
 
 def test_groups_of_a_node_share_its_network() -> None:
-    alone = data_s_per_byte(FOUR, Degrees(tp=1, dp=32), 170e9)
+    alone = data_s_per_byte(FOUR, Degrees(tp=1, dp=32), 170e9, flat_rings=False)
     assert alone == pytest.approx(3 / 4 / 170e9)
-    assert data_s_per_byte(FOUR, Degrees(tp=8, dp=4), 170e9) == pytest.approx(8 * alone)
+    assert data_s_per_byte(FOUR, Degrees(tp=8, dp=4), 170e9, flat_rings=False) == pytest.approx(8 * alone)
 
 
 def test_network_never_makes_a_gather_faster_than_the_node_allows() -> None:
-    assert data_s_per_byte(FOUR, Degrees(tp=1, dp=32), 1e15) == pytest.approx(31 / 32 / 228e9)
+    assert data_s_per_byte(FOUR, Degrees(tp=1, dp=32), 1e15, flat_rings=False) == pytest.approx(31 / 32 / 228e9)
 
 
 def test_tensor_parallelism_across_nodes_takes_the_slower_link_and_a_longer_start() -> None:
     inside, across = Degrees(tp=8, dp=4), Degrees(tp=16, dp=2)
     assert tensor_s_per_byte(FOUR, inside, 170e9) == pytest.approx(2 * 7 / 8 / 228e9)
     assert tensor_s_per_byte(FOUR, across, 170e9) == pytest.approx(2 * 15 / 16 / 170e9)
-    assert collective_latency_s(FOUR, inside, CONSTANTS) == pytest.approx(88e-6)
-    assert collective_latency_s(FOUR, across, CONSTANTS) == pytest.approx(186e-6)
+    assert collective_latency_s(FOUR, inside, LIBRARY) == pytest.approx(88e-6)
+    assert collective_latency_s(FOUR, across, LIBRARY) == pytest.approx(186e-6)
 
 
 def test_two_ranks_of_a_mesh_get_the_rate_of_two() -> None:
     mesh = Link(name="mesh", bus_bytes_per_s=((2, 22.5e9), (4, 85e9), (8, 134e9)), source="vTrain, V100")
     node = cases.cluster(cases.GPU_A, 8, 1, 1.0, None, intra_node=mesh)
     assert tensor_s_per_byte(node, Degrees(tp=2, dp=4), 0.0) == pytest.approx(1 / 22.5e9)
-    assert data_s_per_byte(node, Degrees(tp=2, dp=4), 0.0) == pytest.approx(3 / 4 / 85e9)
+    assert data_s_per_byte(node, Degrees(tp=2, dp=4), 0.0, flat_rings=False) == pytest.approx(3 / 4 / 85e9)
 
 
 def test_several_nodes_without_a_network_rate_are_refused() -> None:
     lonely = cases.cluster(cases.GPU_A, 8, 2, 228e9, None)
     with pytest.raises(ValueError, match="a cluster of 2 nodes needs a network rate"):
-        group_rates(lonely, Degrees(tp=1, dp=16), CONSTANTS)
+        group_rates(lonely, Degrees(tp=1, dp=16), LIBRARY)
 
 
 @pytest.mark.parametrize(
