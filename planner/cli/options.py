@@ -44,7 +44,7 @@ Config = Annotated[str | None, _option("--config", "A DeepSpeed JSON whose setti
 Objective = Annotated[str | None, _option("--objective", "throughput, memory, cost [throughput].")]
 Margin = Annotated[str | None, _option("--margin", "Share of GPU memory kept free, 0-0.5 [0.05].")]
 Integration = Annotated[str | None, _option("--integration", "Who reads the files: trainer [trainer].")]
-Tokens = Annotated[str | None, _option("--tokens", "Tokens to train on: adds time and cost.")]
+Tokens = Annotated[str | None, _option("--tokens", "Tokens to train on: adds time, cost and energy.")]
 Launcher = Annotated[str | None, _option("--launcher", "accelerate, deepspeed, torchrun [accelerate].")]
 Script = Annotated[
     str | None, _option("--script", "Your training script; its arguments go after `--` [the plan's train.py].")

@@ -19,9 +19,9 @@ CLEARLY_MORE = 0.10
 RULE = "smallest tp that fits, then largest micro-batch"
 
 
-def speed_text(best: Evaluation, other: Evaluation) -> str:
-    """`-8 % tokens/s`: the speed of another plan against the first."""
-    return f"{100 * (speed(other) / speed(best) - 1):+.0f} % tokens/s"
+def change_percent(best: Evaluation, other: Evaluation) -> int:
+    """The speed of another plan against the first, as a rounded change."""
+    return round(100 * (speed(other) / speed(best) - 1))
 
 
 def trade_text(best: Evaluation, other: Evaluation) -> str:
@@ -29,7 +29,8 @@ def trade_text(best: Evaluation, other: Evaluation) -> str:
     if not speed(best) or not speed(other):
         return ""
     room = best.memory.gpu_total_bytes - other.memory.gpu_total_bytes
-    return f"{speed_text(best, other)} for {gib_text(abs(room))} {'more' if room >= 0 else 'less'} headroom"
+    gain = f"{change_percent(best, other):+d} % tokens/s"
+    return f"{gain} for {gib_text(abs(room))} {'more' if room >= 0 else 'less'} headroom"
 
 
 def trade_sentences(plan: Plan, shown: Sequence[Evaluation]) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ def _missing_trade(plan: Plan, shown: Sequence[Evaluation]) -> list[str]:
     if roomy is None or _stands_for(shown, roomy, most_bytes=most_bytes):
         return []
     more = gib_text(best.memory.gpu_total_bytes - roomy.memory.gpu_total_bytes)
-    return [f"fastest plan with {more} more free: {named(roomy)}, {speed_text(best, roomy)}"]
+    return [f"fastest plan with {more} more free: {named(roomy)}, {change_percent(best, roomy):+d} % tokens/s"]
 
 
 def _stands_for(shown: Sequence[Evaluation], wanted: Evaluation, *, most_bytes: int) -> bool:

@@ -5,10 +5,13 @@ In: rows of text. Out: lines.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
+NO_BREAK = "\u00a0"  # textwrap breaks at no such space
+UNIT = re.compile(r"(?<=\d) (?=%|GiB)")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozenset[int] = frozenset({0})) -> list[str]:
@@ -32,6 +35,8 @@ def bar(share: float, *, width: int = 30) -> str:
 
 
 def wrapped(text: str, *, indent: str = "  ", first: str | None = None, width: int = WIDTH) -> list[str]:
-    """A paragraph no wider than `width`; `first` replaces the indent of the first line."""
+    """A paragraph no wider than `width`; `first` replaces the indent of the first line. A number keeps its unit."""
     opening = indent if first is None else first
-    return textwrap.wrap(text, width, initial_indent=opening, subsequent_indent=indent, break_long_words=True) or [""]
+    kept = UNIT.sub(NO_BREAK, text)
+    lines = textwrap.wrap(kept, width, initial_indent=opening, subsequent_indent=indent, break_long_words=True)
+    return [line.replace(NO_BREAK, " ") for line in lines] or [""]

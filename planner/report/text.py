@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.explain.trade import change_percent
 from planner.explain.why import binding_sentence, components, method_text, rejection_sentences, strategy_sentence
 from planner.geometry.params import parameter_count
 from planner.records.candidate import Candidate, Checkpointing, Offload
@@ -137,7 +138,7 @@ def _plan_row(request: Request, best: Evaluation, evaluation: Evaluation, rank: 
     if time is None or best.time is None:
         return [*row, "", "", "", ""]
     per_gpu, error = time.tokens_per_second_per_gpu, time.relative_error
-    against = "" if evaluation is best else f"{time.tokens_per_second / best.time.tokens_per_second - 1:+.0%}"
+    against = "" if evaluation is best else f"{change_percent(best, evaluation):+d}%"
     band = f"{_short(per_gpu * (1 - error))}-{_short(per_gpu * (1 + error))}"
     return [*row, f"{per_gpu:,.0f}", band, f"{time.mfu:.0%}", against]
 
