@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from planner.accuracy.measured_speed import measured_tokens_per_second
 from planner.accuracy.points import Point
 from planner.accuracy.predict import predict
-from planner.accuracy.run import Run, run_of
+from planner.accuracy.run import Run, adapter_of, run_of
 from planner.accuracy.words import Engine, Layers, Storage
 from planner.catalog import tables
 from planner.errors import PlannerError
-from planner.records.candidate import ZeroStage
+from planner.records.candidate import Candidate, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
 from planner.spec.cluster import parse_cluster
@@ -63,6 +63,10 @@ OLDER_ATTENTION = {Layers.FOUNDRY.value: {"A100": 0.353, "H100": 0.2}, "flash_at
 """Share of the peak that attention kernels before FlashAttention-2 reached. Sources: the Triton kernel of 2023,
 end-to-end fit on llm-foundry's tables; FlashAttention 1: arXiv:2307.08691, figure 5."""
 
+GPTQ_TRAFFIC_BYTES = 22.0
+"""Per weight and pass: AutoGPTQ unpacks with a dozen torch operations. Source: fitted on 24 rows of Qwen's README, one
+value for 1.8, 7, 14 and 72 B parameters."""
+
 FOREACH_TRAFFIC_BYTES = 45.0
 """Of torch's multi-tensor AdamW, per parameter. Source: fitted on llm-foundry, see `speed.toml`."""
 
@@ -81,8 +85,8 @@ def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
     time = time_estimate(
         run.shape,
         cluster,
-        replace(run.workload, seq_len=seq_len),
-        run.candidate,
+        replace(run.workload, seq_len=seq_len, adapter=run.workload.adapter or adapter_of(run.tuning, run.shape)),
+        candidate_of(run),
         constants=engine_constants(run, constants),
         stack=stack_of(run),
         context=context,
@@ -133,10 +137,21 @@ def stack_of(run: Run) -> Stack:
     """How the run's kernels are issued."""
     if run.point.compile:
         return Stack.COMPILED
+    fused_loss = run.point.fused_ce not in (None, "none", "chunked")
     plain_norms = run.point.kernels is not None and "rms" not in run.point.kernels.casefold()
-    if not plain_norms and (run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels):
+    if not plain_norms and (run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels or fused_loss):
         return Stack.FUSED
     return Stack.EAGER
+
+
+def candidate_of(run: Run) -> Candidate:
+    """The run's strategy; Megatron waits for gradients and weights unless told to overlap them.
+
+    Source: Megatron-LM, training/arguments.py: `--overlap-grad-reduce` and `--overlap-param-gather` are off.
+    """
+    if run.engine is not Engine.MEGATRON:
+        return run.candidate
+    return replace(run.candidate, settings=replace(run.candidate.settings, overlap_comm=False))
 
 
 def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
@@ -146,6 +161,8 @@ def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
     core/distributed: gradients are reduce-scattered. torch/distributed/fsdp: no module hooks of ZeRO-3.
     """
     engine = constants.engine
+    if "gptq" in (run.point.method or "").casefold():
+        engine = replace(engine, unpacking_bytes=GPTQ_TRAFFIC_BYTES)
     if run.layers in (Layers.MEGATRON, Layers.SCALING):
         engine = replace(engine, all_reduce_per_column_linear=False, optimizer_conversion_bytes=0.0)
     if run.engine is not Engine.DEEPSPEED:

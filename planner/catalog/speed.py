@@ -20,7 +20,8 @@ def speed_constants() -> SpeedConstants:
         (
             Stack(name),
             StackProfile(
-                elementwise_multiple=row["elementwise_multiple"],
+                hbm_share=row["hbm_share"],
+                score_values=(row["score_values"][0], row["score_values"][1]),
                 floor_s=tuple((int(tp), float(seconds)) for tp, seconds in row["floor_s"]),
             ),
         )

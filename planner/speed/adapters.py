@@ -15,8 +15,6 @@ from planner.speed.constants import SpeedConstants
 
 PACKED_BYTES = 0.5
 """Of one 4-bit weight."""
-SCALED_AND_ADDED = 5
-"""Times an adapter's output crosses memory: read and written scaled, then two reads and a write of the sum."""
 
 
 class Frozen(NamedTuple):
@@ -54,11 +52,11 @@ def adapter_s(
 ) -> float:
     """Seconds of a layer's adapters in one forward pass; backward takes twice that.
 
-    Formula: gemm_s of (T, r, inputs) and (T, outputs, r) for each target + 5 * w * outputs * T / W.
+    Formula: gemm_s of (T, r, inputs) and (T, outputs, r) for each target.
     Source: peft 0.21, tuners/lora/layer.py `Linear.forward`: base output + scaled adapter output.
-    Leaves out: that products this narrow reach less of the peak; the host's time to issue them.
+    Leaves out: that products this narrow reach less of the peak; scaling and sums, which are element-wise work.
     """
-    products = gemm_s(
+    return gemm_s(
         linear_flop(round(work.elements), tokens),
         weight_bytes * (tokens * work.widths + work.elements),
         work.gemms,
@@ -66,14 +64,13 @@ def adapter_s(
         hbm_bytes_per_s=hbm_bytes_per_s,
         constants=constants,
     )
-    return products + SCALED_AND_ADDED * weight_bytes * work.outputs * tokens / hbm_bytes_per_s
 
 
-def unpack_s(packed_elements: float, weight_bytes: int, hbm_bytes_per_s: float) -> float:
+def unpack_s(packed_elements: float, unpacking_bytes: float, hbm_bytes_per_s: float) -> float:
     """Seconds to write a layer's 4-bit weights out in 16 bits, in every pass.
 
-    Formula: (0.5 + w) * packed elements / W.
+    Formula: 2.5 * packed elements / W.
     Source: bitsandbytes 0.50, autograd/_functions.py `MatMul4Bit`: forward and backward unpack the whole matrix.
     Leaves out: kernels that multiply packed weights directly, which pay for few tokens only.
     """
-    return (PACKED_BYTES + weight_bytes) * packed_elements / hbm_bytes_per_s
+    return unpacking_bytes * packed_elements / hbm_bytes_per_s

@@ -119,38 +119,15 @@ def eager_attention_s(
     weight_bytes: int,
     flop_per_s: float,
     hbm_bytes_per_s: float,
-    constants: SpeedConstants,
-) -> float:
-    """Seconds of attention with materialised scores in one layer, forward; backward takes twice that.
+) -> tuple[float, float]:
+    """Seconds of attention with materialised scores in one layer: its products forward, and one pass over the scores.
 
-    Formula: 4 * s * q * T / t / (0.46 * e * P) + 5 * w * (a/t) * s * T / W.
+    Formula: 4 * s * q * T / t / (0.46 * e * P); w * (a/t) * s * T / W.
     Source: fit on vTrain's rows without flash attention, https://github.com/VIA-Research/vTrain.
-    Leaves out: the fp32 softmax of some models, which doubles two of the five passes.
+    Leaves out: what stays in the L2 cache of short samples.
     """
     products = 2 * attention_flop(query_width, seq_len, tokens) / tp / flop_per_s
-    score_bytes = weight_bytes * heads / tp * seq_len * tokens
-    return products + constants.score_passes * score_bytes / hbm_bytes_per_s
-
-
-def elementwise_s(
-    hidden: int,
-    tokens: int,
-    tp: int,
-    *,
-    weight_bytes: int,
-    hbm_bytes_per_s: float,
-    profile: StackProfile,
-    constants: SpeedConstants,
-) -> float:
-    """Seconds of norms, activations, residuals and copies in one layer, forward; backward takes twice that.
-
-    Formula: ke * (0.5 + 0.5/t) * w * h * T / W.
-    Source: ke fitted per software stack; half is replicated: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.1.
-    Leaves out: how ke varies with f/h and with the number of active experts.
-    """
-    replicated = constants.elementwise_replicated_share
-    share = replicated + (1 - replicated) / tp
-    return profile.elementwise_multiple * share * weight_bytes * hidden * tokens / hbm_bytes_per_s
+    return products, weight_bytes * heads / tp * seq_len * tokens / hbm_bytes_per_s
 
 
 def gradient_traffic_s(

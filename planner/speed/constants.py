@@ -21,7 +21,8 @@ class Stack(str, Enum):
 class StackProfile:
     """What one software stack costs beside its matrix products."""
 
-    elementwise_multiple: float  # forward traffic of a layer in units of (bytes of one value x hidden) per token
+    hbm_share: float  # of the HBM bandwidth that element-wise kernels reach
+    score_values: tuple[float, float]  # times that materialised scores cross memory, forward and backward
     floor_s: tuple[tuple[int, float], ...]  # (tp, seconds per layer and pass), ascending in tp
 
 
@@ -34,6 +35,7 @@ class Engine:
     zero3_backward_gathers: int  # 0 where parameters stay gathered between forward and backward
     all_reduce_per_column_linear: bool  # in backward: one all-reduce per column-parallel Linear, or one per block
     gradient_wire_bytes: int | None  # None: as the weights
+    unpacking_bytes: float  # HBM traffic per 4-bit weight and pass
     optimizer_traffic_bytes: float  # HBM traffic per parameter of the GPU optimizer
     optimizer_conversion_bytes: float  # and of gradients and weights on their way between 16 and 32 bits
     bucketed: bool  # collectives follow ZeRO's sizes and pay their start; else a layer is one unit at the link's rate
@@ -54,8 +56,7 @@ class SpeedConstants:
     attention_backward_efficiency_ratio: float
     attention_half_rate_tokens: float  # sample length at which a flash kernel reaches half its rate on long samples
     eager_attention_share: float  # rate of the products of materialised scores over that of large matrix products
-    score_passes: float  # times the score matrix crosses HBM when it is materialised
-    elementwise_replicated_share: float  # of the element-wise work, under tensor parallelism
+    launch_s: float  # of the host, for each small kernel of an adapter
     logit_bytes: float  # HBM traffic of head and loss per token and vocabulary entry
     overlap_exposed_share: float  # of the shorter of two overlapping activities
     collective_base_s: float

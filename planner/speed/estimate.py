@@ -7,6 +7,9 @@ step. Two overlapping activities take max + k * min; the (1 - k) * min that this
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from planner.geometry.flops import LayerWork, model_flop
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.estimate import TimeEstimate
@@ -15,7 +18,7 @@ from planner.records.model import ModelShape
 from planner.records.request import Optimizer, Workload
 from planner.speed.compute import head_s, peak_flop_per_s
 from planner.speed.constants import SpeedConstants, Stack
-from planner.speed.layer import LayerSeconds, Setup, layer_seconds, setup
+from planner.speed.layer import LayerSeconds, Setup, layer_seconds, setup, with_settings
 from planner.speed.terms import TermSums
 from planner.speed.traffic import Moves, add_ends_traffic, add_layer_traffic, moves
 from planner.speed.update import (
@@ -54,7 +57,9 @@ def time_estimate(
     Source: each term names its own, in `planner.speed.terms`.
     Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits.
     """
-    job, sums = _sums(model, cluster, workload, candidate, constants, stack, context)
+    kernels = _kernels(model, cluster, workload, candidate, constants, stack, context)
+    job, sums = kernels.job, kernels.sums
+    _add_traffic_and_update(sums, kernels, model, cluster, workload, candidate, constants)
     terms = sums.records()
     tokens_per_step = job.tokens * job.accumulation * job.dp
     relative_error, error_class = error_band(
@@ -72,19 +77,40 @@ def time_estimate(
     )
 
 
-def step_s(
-    model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate, *, constants: SpeedConstants
-) -> float:
-    """`step_seconds` of `time_estimate`, without the records: what a search compares settings by.
+def step_seconds(
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    *,
+    constants: SpeedConstants,
+) -> list[float]:
+    """`step_seconds` of `time_estimate` for candidates that differ in nothing but their settings, without the records.
 
-    Formula: see that.
+    Formula: see that; kernels are counted once, for they do not depend on settings.
     Source: see that.
     Leaves out: see that.
     """
-    return _sums(model, cluster, workload, candidate, constants, Stack.EAGER, 1)[1].step_s()
+    kernels = _kernels(model, cluster, workload, candidates[0], constants, Stack.EAGER, 1)
+    found = []
+    for candidate in candidates:
+        job = with_settings(kernels.job, cluster, candidate, constants)
+        sums = kernels.sums.copy()
+        _add_traffic_and_update(sums, kernels._replace(job=job), model, cluster, workload, candidate, constants)
+        found.append(sums.step_s())
+    return found
 
 
-def _sums(
+class Kernels(NamedTuple):
+    """What does not depend on settings, and the job of one candidate."""
+
+    job: Setup
+    layers: tuple[LayerSeconds, ...]  # of every kind
+    head_s: float  # of one micro-batch
+    sums: TermSums
+
+
+def _kernels(
     model: ModelShape,
     cluster: Cluster,
     workload: Workload,
@@ -92,19 +118,34 @@ def _sums(
     constants: SpeedConstants,
     stack: Stack,
     context: int,
-) -> tuple[Setup, TermSums]:
-    """Every term of the step, added up by name."""
+) -> Kernels:
+    """What the GPUs compute, with the traffic of tensor parallelism."""
     job = setup(model, cluster, workload, candidate, constants, stack, context)
+    sums = TermSums()
+    layers = []
+    for number, kind in enumerate(job.work.kinds):
+        layers.append(layer_seconds(number, job, constants))
+        _add_compute(sums, kind, layers[-1], job)
+    return Kernels(job, tuple(layers), _add_head(sums, job, constants), sums)
+
+
+def _add_traffic_and_update(
+    sums: TermSums,
+    kernels: Kernels,
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    constants: SpeedConstants,
+) -> None:
+    """What the stage moves beside the kernels, and the optimizer."""
+    job = kernels.job
     stepped = _cpu_share(model, candidate)
     by = moves(model, cluster, workload, candidate, job, constants, cpu_share=stepped)
-    sums = TermSums()
-    for kind in job.work.kinds:
-        seconds = layer_seconds(kind, job, constants)
-        _add_compute(sums, kind, seconds, job)
+    for kind, seconds in zip(job.work.kinds, kernels.layers, strict=True):
         add_layer_traffic(sums, kind, seconds, job, by)
-    add_ends_traffic(sums, _add_head(sums, job, constants), job, by)
+    add_ends_traffic(sums, kernels.head_s, job, by)
     _add_update(sums, job, model, cluster, workload, candidate, constants, by, stepped)
-    return job, sums
 
 
 def error_band(
@@ -135,7 +176,7 @@ def _add_compute(sums: TermSums, kind: LayerWork, seconds: LayerSeconds, job: Se
     passes = 2 if job.checkpointed else 1
     sums.add("compute/gemm", times * (3 if job.frozen is None else 2) * seconds.gemm)
     sums.add("compute/attention", times * (seconds.attention + seconds.attention_backward))
-    sums.add("compute/elementwise", times * 3 * seconds.elementwise)
+    sums.add("compute/elementwise", times * (seconds.elementwise + seconds.elementwise_backward))
     sums.add("compute/gradients", times * seconds.gradients)
     sums.add("compute/adapters", times * (passes + 2) * seconds.adapters)
     sums.add("compute/unpacking", times * (passes + 1) * seconds.unpacking)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.geometry.flops import LayerWork, ModelWork, model_work
+from planner.geometry.flops import ModelWork, model_work
 from planner.geometry.params import rank_parameter_count
 from planner.records.candidate import Candidate, Checkpointing, ZeroStage
 from planner.records.machine import Cluster
-from planner.records.model import ModelShape
+from planner.records.model import Adapter, ModelShape
 from planner.records.request import Attention, Workload
 from planner.speed.adapters import Frozen, adapter_s, frozen_base, unpack_s
 from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, library, tensor_parallel_s
 from planner.speed.compute import (
     eager_attention_s,
-    elementwise_s,
     flash_attention_backward_s,
     flash_attention_s,
     gemm_efficiency,
@@ -24,7 +23,8 @@ from planner.speed.compute import (
     layer_gemm_s,
     peak_flop_per_s,
 )
-from planner.speed.constants import SpeedConstants, Stack, StackProfile
+from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.elementwise import LayerKernels, layer_kernels
 
 _rank_parameters = lru_cache(maxsize=512)(rank_parameter_count)
 
@@ -51,7 +51,10 @@ class Setup(NamedTuple):
     floor_s: float
     checkpointed: bool
     eager_attention: bool
-    profile: StackProfile
+    kernels: tuple[LayerKernels, ...]  # of every kind of layer
+    launches: tuple[tuple[float, float], ...]  # that adapters add, forward and backward, of every kind of layer
+    hbm_share: float  # that element-wise kernels reach
+    score_values: tuple[float, float]  # times materialised scores cross memory, forward and backward
     frozen: Frozen | None  # None: every parameter is trained
 
 
@@ -62,6 +65,7 @@ class LayerSeconds(NamedTuple):
     attention: float
     attention_backward: float
     elementwise: float
+    elementwise_backward: float
     gradients: float
     adapters: float
     unpacking: float  # of 4-bit weights
@@ -116,15 +120,54 @@ def setup(
         floor_s=floor,
         checkpointed=candidate.checkpointing is Checkpointing.FULL,
         eager_attention=workload.attention is Attention.EAGER,
-        profile=profile,
+        kernels=layer_kernels(model, workload.adapter, attention=workload.attention, stack=stack),
+        launches=adapter_launches(model, workload.adapter, stack),
+        hbm_share=profile.hbm_share,
+        score_values=profile.score_values,
         frozen=frozen_base(model, workload.adapter, weight_bytes) if workload.adapter else None,
+    )
+
+
+def with_settings(job: Setup, cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> Setup:
+    """The job of a candidate that differs from its own in nothing but settings.
+
+    Formula: the rates of its groups, and what overlap leaves exposed; nothing else depends on settings.
+    Source: see `setup`.
+    Leaves out: see that.
+    """
+    return job._replace(rate=_rate(cluster, candidate, constants), exposed_share=_exposed_share(candidate, constants))
+
+
+def _rate(cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> GroupRate:
+    """Rates of the candidate's groups."""
+    ranks = candidate.settings.hpz_partition_size
+    return group_rates(cluster, candidate.degrees, library(constants), hpz_partition_size=ranks)
+
+
+def _exposed_share(candidate: Candidate, constants: SpeedConstants) -> float:
+    """Share of the shorter activity that overlap does not hide."""
+    return constants.overlap_exposed_share if candidate.settings.overlap_comm else 1.0
+
+
+@lru_cache(maxsize=256)
+def adapter_launches(model: ModelShape, adapter: Adapter | None, stack: Stack) -> tuple[tuple[float, float], ...]:
+    """Kernels that adapters add to each kind of layer, forward and backward.
+
+    Formula: launches with adapters - launches without.
+    Source: planner/speed/elementwise.py.
+    Leaves out: nothing beyond it.
+    """
+    plain, adapted = layer_kernels(model, stack=stack), layer_kernels(model, adapter, stack=stack)
+    return tuple(
+        (mine.forward.kernels - base.forward.kernels, max(0.0, mine.backward.kernels - base.backward.kernels))
+        for base, mine in zip(plain, adapted, strict=True)
     )
 
 
 def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
     """Forward and backward seconds of attention in one layer, for the kernel of the run.
 
-    Formula: flash_attention_s and its backward, or eager_attention_s and twice that.
+    Formula: flash_attention_s and its backward, or eager_attention_s and its backward.
     Source: see those.
     Leaves out: see those.
     """
@@ -140,7 +183,7 @@ def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
             constants=constants,
         )
         return forward, flash_attention_backward_s(forward, constants)
-    forward = eager_attention_s(
+    products, score_pass = eager_attention_s(
         query_width,
         work.heads,
         job.seq_len,
@@ -149,9 +192,9 @@ def attention_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
         weight_bytes=job.weight_bytes,
         flop_per_s=constants.eager_attention_share * job.gemm_flop_per_s,
         hbm_bytes_per_s=job.hbm_bytes_per_s,
-        constants=constants,
     )
-    return forward, 2 * forward
+    forward, backward = job.score_values
+    return products + forward * score_pass, 2 * products + backward * score_pass
 
 
 def frozen_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
@@ -171,19 +214,19 @@ def frozen_s(job: Setup, constants: SpeedConstants) -> tuple[float, float]:
         hbm_bytes_per_s=job.hbm_bytes_per_s,
         constants=constants,
     )
-    return adapters, unpack_s(job.frozen.packed_elements, job.weight_bytes, job.hbm_bytes_per_s)
+    return adapters, unpack_s(job.frozen.packed_elements, constants.engine.unpacking_bytes, job.hbm_bytes_per_s)
 
 
-def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> LayerSeconds:
+def layer_seconds(kind: int, job: Setup, constants: SpeedConstants) -> LayerSeconds:
     """One layer of that kind, one micro-batch.
 
-    Formula: pass = max(kernels + all-reduces, floor); backward is 2 * gemm + backward attention + 2 * element-wise
-        + gradient traffic,
-        recomputation one more forward; beside adapters 1 * gemm, for frozen weights get no gradient.
+    Formula: pass = max(kernels + all-reduces, floor); backward is 2 * gemm + backward attention + element-wise work
+        + gradient traffic, recomputation one more forward; beside adapters 1 * gemm, for frozen weights get no
+        gradient, and 20 µs more on the floor for each kernel that they add.
     Source: 720 rows of vTrain for the floor; arXiv:2205.05198, section 5, for full recomputation.
     Leaves out: kernels that run while the host is ahead after a floor-bound layer.
     """
-    hidden, tokens, tp = job.work.hidden, job.tokens, job.tp
+    hidden, tokens, tp, layer = job.work.hidden, job.tokens, job.tp, job.work.kinds[kind]
     gemm = layer_gemm_s(
         layer,
         tokens,
@@ -193,15 +236,9 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
         hbm_bytes_per_s=job.hbm_bytes_per_s,
         constants=constants,
     )
-    elementwise = elementwise_s(
-        hidden,
-        tokens,
-        tp,
-        weight_bytes=job.weight_bytes,
-        hbm_bytes_per_s=job.hbm_bytes_per_s,
-        profile=job.profile,
-        constants=constants,
-    )
+    per_value = job.weight_bytes * tokens / (job.hbm_share * job.hbm_bytes_per_s)
+    elementwise = job.kernels[kind].forward.values(tp) * per_value
+    elementwise_backward = job.kernels[kind].backward.values(tp) * per_value
     attention, attention_backward = attention_s(job, constants)
     tp_forward = tp_backward = 0.0
     if tp > 1:
@@ -211,7 +248,7 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
     adapters, unpacking = frozen_s(job, constants)
     backward_gemms = 2 if job.frozen is None else 1
     forward_gpu = gemm + attention + elementwise + tp_forward + adapters + unpacking
-    backward_gpu = backward_gemms * gemm + attention_backward + 2 * elementwise + tp_backward
+    backward_gpu = backward_gemms * gemm + attention_backward + elementwise_backward + tp_backward
     trained = layer.held_elements / tp if job.frozen is None else job.frozen.work.elements
     gradients = gradient_traffic_s(
         trained,
@@ -222,14 +259,16 @@ def layer_seconds(layer: LayerWork, job: Setup, constants: SpeedConstants) -> La
         hbm_bytes_per_s=job.hbm_bytes_per_s,
     )
     backward_gpu += 2 * adapters + unpacking + gradients
-    forward = max(forward_gpu, job.floor_s)
-    backward = max(backward_gpu, job.floor_s)
+    extra_forward, extra_backward = job.launches[kind]
+    forward = max(forward_gpu, job.floor_s + constants.launch_s * extra_forward)
+    backward = max(backward_gpu, job.floor_s + constants.launch_s * extra_backward)
     forwards = 2 if job.checkpointed else 1
     return LayerSeconds(
         gemm=gemm,
         attention=attention,
         attention_backward=attention_backward,
         elementwise=elementwise,
+        elementwise_backward=elementwise_backward,
         gradients=gradients,
         adapters=adapters,
         unpacking=unpacking,

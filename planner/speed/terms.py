@@ -17,15 +17,16 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "compute/attention": (
         "gas * layers * (forward + backward); flash: 2*s*q*T/t / (e_a * P) * (s + 512)/s, backward 2.5/0.85 of it; "
-        "eager: 4*s*q*T/t / (0.46 * e * P) + 5 passes over the scores, backward twice",
+        "eager: 4*s*q*T/t / (0.46 * e * P) + 14 passes over the scores (fused softmax: 5), backward 2 products each",
         "arXiv:2307.08691, section 4.1 and figure 5; vTrain for materialised scores",
     ),
     "compute/elementwise": (
-        "gas * layers * 3 * ke * (0.5 + 0.5/t) * w * h * T / W",
-        "fit on llm-foundry (eager) and vTrain (fused)",
+        "gas * layers * w * T * (values of forward + of backward, halved parts over t) / (0.7 * W)",
+        "values per token counted on the operators of real layers, planner/speed/elementwise.py; share fitted on "
+        "llm-foundry",
     ),
     "compute/adapters": (
-        "gas * layers * 3 * (two products of width r per target + 5 * w * outputs * T / W), 4 with recomputation",
+        "gas * layers * 3 * two products of width r per target, 4 with recomputation",
         "peft 0.21, tuners/lora/layer.py",
     ),
     "compute/unpacking": (
@@ -110,6 +111,12 @@ class TermSums:
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(TERMS, 0.0)
         self._hidden = dict.fromkeys(TERMS, 0.0)
+
+    def copy(self) -> TermSums:
+        """Sums of its own, to add to."""
+        other = TermSums.__new__(TermSums)
+        other._seconds, other._hidden = self._seconds.copy(), self._hidden.copy()
+        return other
 
     def add(self, name: str, seconds: float, hidden_seconds: float = 0.0) -> None:
         """Adds to a term; raises KeyError for a name that `TERMS` lacks."""

@@ -146,8 +146,9 @@ def with_engine(**changes: Any) -> SpeedConstants:
 
 
 def textbook(**changes: Any) -> SpeedConstants:
-    """Megatron's tensor parallelism and reduce-scatter as papers describe them, with torch's foreach Adam."""
-    return with_engine(
+    """Megatron's tensor parallelism and reduce-scatter as papers describe them, with torch's foreach Adam; attention
+    at one rate whatever the length, element-wise work at the full bandwidth."""
+    constants = with_engine(
         **{
             "zero12_reduce_passes": 1.0,
             "all_reduce_per_column_linear": False,
@@ -161,3 +162,5 @@ def textbook(**changes: Any) -> SpeedConstants:
         }
         | changes
     )
+    stacks = tuple((stack, replace(profile, hbm_share=1.0)) for stack, profile in constants.stacks)
+    return replace(constants, attention_half_rate_tokens=0.0, stacks=stacks)

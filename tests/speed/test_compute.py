@@ -9,13 +9,15 @@ import speed_cases as cases
 
 from planner.catalog.speed import speed_constants
 from planner.geometry.flops import model_work
+from planner.records.candidate import ZeroStage
 from planner.records.model import Precision
 from planner.speed.compute import (
     eager_attention_s,
-    elementwise_s,
     flash_attention_backward_s,
     flash_attention_s,
+    gemm_efficiency,
     gemm_s,
+    gradient_traffic_s,
     head_s,
     host_floor_s,
     layer_gemm_s,
@@ -59,25 +61,52 @@ def test_layer_products_are_the_sum_of_the_listed_shapes() -> None:
 
 
 def test_flash_attention_counts_causal_flops_and_its_slower_backward() -> None:
-    forward = flash_attention_s(4096, 2048, 8192, 1, flop_per_s=0.353 * 312e12)
+    forward = flash_attention_s(
+        4096, 2048, 8192, 1, flop_per_s=0.353 * 312e12, constants=replace(CONSTANTS, attention_half_rate_tokens=0.0)
+    )
     assert forward == pytest.approx(2 * 2048 * 4096 * 8192 / (0.353 * 312e12))
     assert flash_attention_backward_s(forward, CONSTANTS) / forward == pytest.approx(2.94, abs=0.005)
 
 
-def test_materialised_scores_cost_five_passes_over_them() -> None:
-    seconds = eager_attention_s(
-        4096, 32, 2048, 4096, 4, weight_bytes=2, flop_per_s=1e30, hbm_bytes_per_s=1.555e12, constants=CONSTANTS
+@pytest.mark.parametrize(
+    ("seq_len", "share"), [(512, 0.32), (1024, 0.42), (2048, 0.50), (4096, 0.55), (8192, 0.58), (16384, 0.60)]
+)
+def test_attention_reaches_its_rate_on_long_samples(seq_len: int, share: float) -> None:
+    """FlashAttention-2 on A100, causal, head dimension 128, forward: arXiv:2307.08691, figure 5, read off the chart."""
+    seconds = flash_attention_s(2048, seq_len, 16384, 1, flop_per_s=0.6 * 312e12, constants=CONSTANTS)
+    assert 2 * seq_len * 2048 * 16384 / seconds / 312e12 == pytest.approx(share, abs=0.03)
+
+
+def test_materialised_scores_cross_memory_once_a_pass() -> None:
+    products, score_pass = eager_attention_s(
+        4096, 32, 2048, 4096, 4, weight_bytes=2, flop_per_s=1e14, hbm_bytes_per_s=1.555e12
     )
-    assert seconds == pytest.approx(2 * 2 * (32 / 4) * 2048**2 * 5 / 1.555e12)
+    assert score_pass == pytest.approx(2 * 2 * (32 / 4) * 2048**2 / 1.555e12)
+    assert products == pytest.approx(4 * 2048 * 4096 * 4096 / 4 / 1e14)
 
 
-def test_half_of_the_element_wise_work_is_replicated() -> None:
-    def seconds(tp: int) -> float:
-        profile = CONSTANTS.profile(Stack.EAGER)
-        return elementwise_s(4096, 2048, tp, weight_bytes=2, hbm_bytes_per_s=2e12, profile=profile, constants=CONSTANTS)
+@pytest.mark.parametrize(
+    ("stage", "accumulation", "accumulator", "moved"),
+    [
+        (0, 1, 2, 0.0),  # the first gradient stays where it is
+        (1, 4, 2, 6 * 3 / 4),  # read, add to, write: all but the first
+        (0, 4, 4, 10.0),  # read 2, read 4, write 4: all of them
+        (2, 4, 2, 4.0),  # copied into a bucket every time
+        (3, 1, 2, 4.0),
+    ],
+)
+def test_fresh_gradients_move_the_bytes_of_their_stage(
+    stage: int, accumulation: int, accumulator: int, moved: float
+) -> None:
+    seconds = gradient_traffic_s(
+        1e9, ZeroStage(stage), accumulation, weight_bytes=2, accumulator_bytes=accumulator, hbm_bytes_per_s=1e12
+    )
+    assert seconds == pytest.approx(moved * 1e9 / 1e12)
 
-    assert seconds(1) == pytest.approx(57 * 2 * 4096 * 2048 / 2e12)
-    assert seconds(4) == pytest.approx(seconds(1) * 0.625)
+
+def test_fp32_products_reach_their_own_share_of_the_peak() -> None:
+    assert gemm_efficiency(cases.GPU_A, Precision.FP32, CONSTANTS) == CONSTANTS.fp32_gemm_efficiency
+    assert gemm_efficiency(cases.GPU_A, Precision.BF16, CONSTANTS) == 0.82
 
 
 def test_whole_logits_cost_as_much_on_every_rank() -> None:

@@ -1,7 +1,8 @@
 """Nine plans computed by hand with the published formulas of each term: dsplan's parts and totals must agree.
 
 The figures were worked out outside dsplan for two GPUs (A: A100 SXM 80 GB, H: H100 SXM) with textbook Megatron and
-reduce-scatter behaviour; `speed_cases.textbook` switches DeepSpeed's own habits off.
+reduce-scatter behaviour; `speed_cases.textbook` switches DeepSpeed's own habits off. They take one multiple of h for
+the element-wise work of every architecture, and no traffic of gradients inside the GPU: `textbook_layers` does the same.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import speed_cases as cases
 
 from planner.records.candidate import Checkpointing, Offload
 from planner.records.estimate import TimeEstimate
+from planner.records.model import ModelShape
+from planner.speed import layer
 from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.elementwise import LayerKernels, PassWork
 from planner.speed.estimate import time_estimate
+
+MULTIPLES = {Stack.EAGER: 57.0, Stack.FUSED: 16.5, Stack.COMPILED: 25.0}
 
 NODE_A = cases.cluster(cases.GPU_A, 8, 1, 228e9, None)
 HALF_A = cases.cluster(cases.GPU_A, 4, 1, 228e9, None, nvme_read_bytes_per_s=10e9, nvme_write_bytes_per_s=5e9)
@@ -30,6 +36,23 @@ W6 = (cases.LLAMA_13B, HALF_A, 2048, cases.candidate(3, 4, 1, 8, offload=Offload
 W7 = (cases.LLAMA_13B, HALF_A, 2048, cases.candidate(3, 4, 1, 8, offload=Offload.NVME))
 W8 = (cases.LLAMA_70B, FOUR_H, 4096, cases.candidate(3, 32, 2, 1))
 W9 = (cases.LLAMA_8B, NODE_H, 8192, cases.candidate(1, 8, 1, 16))
+
+
+def textbook_kernels(model: ModelShape, *_: object, stack: Stack, **__: object) -> tuple[LayerKernels, ...]:
+    """ke * (0.5 + 0.5/t) * h values forward, twice that backward."""
+
+    def work(values: float) -> PassWork:
+        return PassWork(0.0, 0.0, 0.0, whole_values=values / 2, split_values=values / 2, score_values=0.0)
+
+    values = MULTIPLES[stack] * model.hidden
+    return (LayerKernels(layers=model.layers, forward=work(values), backward=work(2 * values)),)
+
+
+@pytest.fixture(autouse=True)
+def textbook_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "layer_kernels", textbook_kernels)
+    monkeypatch.setattr(layer, "adapter_launches", lambda *_: ((0.0, 0.0),))
+    monkeypatch.setattr(layer, "gradient_traffic_s", lambda *_, **__: 0.0)
 
 
 def estimate(case: tuple, *, stack: Stack = Stack.EAGER, constants: SpeedConstants | None = None) -> TimeEstimate:
