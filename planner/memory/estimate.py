@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
     strategy, batch = strategy_part(model, cluster, workload, candidate), batch_part(model, workload, candidate)
-    activations = through_backward(batch.activations, layers=model.layers, left=strategy.layers_left)
+    activations = _spread(batch.activations, model.layers, strategy.layers_left)
     sums = strategy.sums._replace(
         terms=(*strategy.sums.terms, *activations, *batch.logits),
         gpu=_on_gpu(model, strategy, batch),
@@ -219,6 +219,12 @@ def _batch(model: ModelShape, workload: Workload, micro_batch: int, tp: int, che
     spread = through_backward(activations, layers=model.layers, left=0)
     by_layer = tuple(term.size_bytes for term in activations if term.name in BY_LAYER)
     return Batch(activations, logits, _summed((*spread, *logits)), by_layer)
+
+
+@lru_cache(maxsize=4096)
+def _spread(activations: tuple[Term, ...], layers: int, left: int) -> tuple[Term, ...]:
+    """Kept because the stages and offloads of a search share them."""
+    return through_backward(activations, layers=layers, left=left)
 
 
 def _summed(terms: Iterable[Term]) -> Sums:

@@ -63,6 +63,9 @@ class Moment(IntEnum):
         return Phase(self.name.split("_")[0].lower())
 
 
+PHASES = tuple(moment.phase for moment in Moment)
+"""The phase of every moment."""
+
 MOMENTS_OF: Mapping[Phase, tuple[Moment, ...]] = {
     phase: tuple(m for m in Moment if m.phase is phase) for phase in Phase
 }
@@ -125,7 +128,8 @@ class MemoryEstimate:
 
     def limiting_phase(self, device: Device) -> Phase:
         """The first phase that reaches the peak."""
-        return max(Phase, key=lambda phase: self.phase_bytes(device, phase))
+        by_moment = self.moment_bytes[device]
+        return PHASES[by_moment.index(max(by_moment))]
 
     @property
     def gpu_total_bytes(self) -> int:

@@ -24,7 +24,7 @@ from planner.search.rules import RULES_OF_SETTINGS, RULES_OF_STRATEGY, first_bre
 from planner.search.space import accumulation_for
 from planner.search.variants import settings_variants
 from planner.speed.constants import SpeedConstants
-from planner.speed.estimate import step_s, time_estimate
+from planner.speed.estimate import step_seconds, time_estimate
 
 PAYS = 0.01
 """A variant is chosen over an earlier one when it is faster by this much: the speed model is far from telling less, and
@@ -55,13 +55,18 @@ class Ladder:
     one micro-batch fits at every smaller one, and memory is not asked again.
     """
 
-    __slots__ = ("_constants", "_known", "_limits", "_parts", "_request", "_settings", "_strategy")
+    __slots__ = ("_constants", "_known", "_limits", "_parts", "_quick", "_request", "_settings", "_strategy", "_usual")
 
     def __init__(self, request: Request, strategy: Candidate, constants: SpeedConstants) -> None:
         self._request, self._strategy, self._constants = request, strategy, constants
-        ladder = settings_variants(request, strategy)
-        legal = [s for s in ladder if first_breach(request, _with(strategy, s, 1, 1), RULES_OF_SETTINGS) is None]
-        self._settings = tuple(legal) or ladder[:1]
+        quick, frugal = settings_variants(request, strategy)
+
+        def legal(settings: ZeroSettings) -> bool:
+            return first_breach(request, _with(strategy, settings, 1, 1), RULES_OF_SETTINGS) is None
+
+        self._settings = tuple(filter(legal, (*quick, *frugal))) or quick[:1]
+        self._quick = sum(settings in quick for settings in self._settings)
+        self._usual = self._settings[0] == quick[0]
         self._limits = limits(request, strategy)
         self._known: dict[tuple[int, bool], Known] = {}
         self._parts: dict[tuple[int, bool], Strategy] = {}
@@ -93,20 +98,39 @@ class Ladder:
                 break
         else:
             return None
-        if len(candidates) == 1:
-            return candidates[0]
         if self._request.objective is Objective.MEMORY:
             fitting = [place for place in places if self._fits(place, candidates[place], batch, level)]
             return candidates[min(fitting, key=lambda place: self._needs(place, candidates[place], batch).gpu_bytes)]
-        request, constants = self._request, self._constants
-        model, cluster, workload = request.model, request.cluster, request.workload
-        seconds = [step_s(model, cluster, workload, c, constants=constants) for c in candidates]
-        by_speed = sorted(places, key=seconds.__getitem__)
-        fastest = next(place for place in by_speed if self._fits(place, candidates[place], batch, level))
-        enough = seconds[fastest] * (1 + PAYS)
-        return next(
-            c for place, c in enumerate(candidates) if seconds[place] <= enough and self._fits(place, c, batch, level)
+        return candidates[self._fastest(candidates, batch, level)]
+
+    def _fastest(self, candidates: list[Candidate], batch: Batch, level: Fit) -> int:
+        """The first variant within 1 % of the fastest that reaches a level.
+
+        A frugal one is never faster than the usual one, which comes first: where that fits, the others need no look.
+        Where no quick one fits, the first frugal one is the fastest.
+        """
+
+        def fits(place: int) -> bool:
+            return self._fits(place, candidates[place], batch, level)
+
+        compared = range(len(candidates))
+        if self._usual and fits(0):
+            compared = range(self._quick)
+        elif not any(map(fits, range(self._quick))):
+            return next(filter(fits, compared))
+        if len(compared) == 1:
+            return 0
+        request = self._request
+        seconds = step_seconds(
+            request.model,
+            request.cluster,
+            request.workload,
+            [candidates[place] for place in compared],
+            constants=self._constants,
         )
+        fastest = next(filter(fits, sorted(compared, key=seconds.__getitem__)))
+        enough = seconds[fastest] * (1 + PAYS)
+        return next(place for place in compared if seconds[place] <= enough and fits(place))
 
     def _fits(self, place: int, candidate: Candidate, batch: Batch, level: Fit) -> bool:
         """Whether a variant reaches a level."""

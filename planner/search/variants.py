@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.memory import host
 from planner.memory.sizes import rank_sizes
@@ -38,31 +39,42 @@ PASSES = {Checkpointing.NONE: 2, Checkpointing.FULL: 3}
 """How often a layer is traversed from its forward to its own backward (memory/gathered.py `reused_elements`)."""
 
 
-def settings_variants(request: Request, strategy: Candidate) -> tuple[ZeroSettings, ...]:
+class Variants(NamedTuple):
+    """The ladder. A step is never faster with a frugal rung than with the usual settings, nor than with a frugal rung
+    before it: pieces are smaller, less is kept, nothing overlaps (tests/search/test_settings_search.py)."""
+
+    quick: tuple[ZeroSettings, ...]  # the usual ones first
+    frugal: tuple[ZeroSettings, ...]
+
+
+def settings_variants(request: Request, strategy: Candidate) -> Variants:
     """The ladder of one strategy, without repetitions; the usual settings first."""
     usual = strategy.settings
     if request.axes.settings is not None or strategy.zero is ZeroStage.DISABLED:
-        return (usual,)
+        return Variants((usual,), ())
     if strategy.zero is ZeroStage.PARAMETERS:
-        changed = _stage_three(request, strategy)
+        quick, small = _stage_three(request, strategy), _small_pieces(usual, strategy.offload)
     else:
-        changed = _stages_one_two(request, usual)
-    return tuple(dict.fromkeys((usual, *changed)))
+        quick, small = _stages_one_two(request, usual), _small_buckets(usual)
+    distinct = tuple(dict.fromkeys((usual, *quick)))
+    frugal = dict.fromkeys((small, replace(small, overlap_comm=False)))
+    return Variants(distinct, tuple(settings for settings in frugal if settings not in distinct))
 
 
 def _stages_one_two(request: Request, usual: ZeroSettings) -> Iterator[ZeroSettings]:
-    """Buckets, and reductions beside backward or after it. Large buckets only save starts of collectives, which cost
-    something between nodes."""
+    """Large buckets save starts of collectives, which cost something between nodes."""
     if request.workload.adapter is None and request.cluster.nodes > 1:
         yield replace(usual, reduce_bucket_elements=LARGE_BUCKET, allgather_bucket_elements=LARGE_BUCKET)
+
+
+def _small_buckets(usual: ZeroSettings) -> ZeroSettings:
+    """What stages 1 and 2 can do without."""
     bucket = min(usual.reduce_bucket_elements, SMALL_BUCKET)
-    small = replace(usual, reduce_bucket_elements=bucket, allgather_bucket_elements=bucket)
-    yield small
-    yield replace(small, overlap_comm=False)
+    return replace(usual, reduce_bucket_elements=bucket, allgather_bucket_elements=bucket)
 
 
 def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings]:
-    """Pieces, what is kept gathered, the copy in the node, and the share of the update on the GPU."""
+    """Large pieces, what is kept gathered, the copy in the node, and the share of the update on the GPU."""
     usual, offload = strategy.settings, strategy.offload
     sizes = rank_sizes(request.model, strategy.degrees.tp)
     large = replace(
@@ -70,14 +82,6 @@ def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings
         reduce_bucket_elements=max(usual.reduce_bucket_elements, min(sizes.layer, LARGE_BUCKET)),
         prefetch_bucket_elements=max(usual.prefetch_bucket_elements, min(sizes.layer, LARGE_BUCKET)),
         sub_group_elements=LARGE_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
-    )
-    small = replace(
-        usual,
-        reduce_bucket_elements=min(usual.reduce_bucket_elements, SMALL_BUCKET),
-        prefetch_bucket_elements=min(usual.prefetch_bucket_elements, SMALL_BUCKET),
-        max_live_parameters=min(usual.max_live_parameters, SMALL_LIVE),
-        max_reuse_distance=min(usual.max_reuse_distance, SMALL_LIVE),
-        sub_group_elements=SMALL_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
     )
     yield large
     if offload.param_device == "none":
@@ -87,8 +91,18 @@ def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings
         yield replace(large, hpz_partition_size=request.cluster.gpus_per_node)
     if _can_share_update(request, strategy):
         yield from _shared_updates(request, strategy)
-    yield small
-    yield replace(small, overlap_comm=False)
+
+
+def _small_pieces(usual: ZeroSettings, offload: Offload) -> ZeroSettings:
+    """What stage 3 can do without. Sub-groups in host memory stay: their size is chosen for what it wastes."""
+    return replace(
+        usual,
+        reduce_bucket_elements=min(usual.reduce_bucket_elements, SMALL_BUCKET),
+        prefetch_bucket_elements=min(usual.prefetch_bucket_elements, SMALL_BUCKET),
+        max_live_parameters=min(usual.max_live_parameters, SMALL_LIVE),
+        max_reuse_distance=min(usual.max_reuse_distance, SMALL_LIVE),
+        sub_group_elements=SMALL_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
+    )
 
 
 def _kept(usual: ZeroSettings, elements: int, passes: int) -> Iterator[ZeroSettings]:

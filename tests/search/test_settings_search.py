@@ -84,7 +84,7 @@ def every_outcome(request: Request) -> dict[tuple[object, ...], dict[int, list[O
                     replace(strategy, micro_batch=micro, accumulation=accumulation, settings=variant),
                     CONSTANTS,
                 )
-                for variant in settings_variants(request, strategy)
+                for variant in itertools.chain(*settings_variants(request, strategy))
             ]
         found[zero, tp, checkpointing, offload] = by_micro
     return found
