@@ -112,15 +112,23 @@ def _on_gpu(model: ModelShape, strategy: Strategy, batch: Batch) -> tuple[int, .
 
 
 def strategy_part(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Strategy:
-    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are."""
+    """The terms that do not depend on the micro-batch, nor on how many accumulation steps above one there are.
+
+    Below stage 3 no term depends on checkpointing; at stage 3 none on `overlap_comm`.
+    """
+    checkpointing, settings = candidate.checkpointing, candidate.settings
+    if candidate.zero is not ZeroStage.PARAMETERS:
+        checkpointing = Checkpointing.NONE
+    elif not settings.overlap_comm:
+        settings = replace(settings, overlap_comm=True)
     return _sums_of_strategy(
         model,
         candidate.zero,
         candidate.degrees,
-        candidate.checkpointing,
+        checkpointing,
         candidate.offload,
         min(2, candidate.accumulation),
-        candidate.settings,
+        settings,
         workload.precision,
         workload.optimizer,
         workload.adapter,
@@ -145,21 +153,6 @@ def _sums_of_strategy(
     ranks_per_node: int,
 ) -> Strategy:
     """Kept because all micro-batches of a strategy share them."""
-    if zero is ZeroStage.PARAMETERS and not settings.overlap_comm:  # it moves no term of stage 3
-        return _sums_of_strategy(
-            model,
-            zero,
-            degrees,
-            checkpointing,
-            offload,
-            accumulation,
-            replace(settings, overlap_comm=True),
-            precision,
-            optimizer,
-            adapter,
-            capacity_bytes,
-            ranks_per_node,
-        )
     base, quantized = rank_sizes(model, degrees.tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)

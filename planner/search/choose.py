@@ -20,7 +20,7 @@ from planner.records.plan import Evaluation, Rejection
 from planner.records.request import Objective, Request
 from planner.search.capacity import inside_margins, limits, overflow
 from planner.search.evaluate import breached, kept, too_large
-from planner.search.rules import RULES_OF_SETTINGS, RULES_OF_STRATEGY, first_breach
+from planner.search.rules import RULES_OF_SETTINGS, Breach, first_breach
 from planner.search.space import accumulation_for
 from planner.search.variants import settings_variants
 from planner.speed.constants import SpeedConstants
@@ -55,7 +55,18 @@ class Ladder:
     one micro-batch fits at every smaller one, and memory is not asked again.
     """
 
-    __slots__ = ("_constants", "_known", "_limits", "_parts", "_quick", "_request", "_settings", "_strategy", "_usual")
+    __slots__ = (
+        "_constants",
+        "_known",
+        "_limits",
+        "_made",
+        "_parts",
+        "_quick",
+        "_request",
+        "_settings",
+        "_strategy",
+        "_usual",
+    )
 
     def __init__(self, request: Request, strategy: Candidate, constants: SpeedConstants) -> None:
         self._request, self._strategy, self._constants = request, strategy, constants
@@ -69,26 +80,43 @@ class Ladder:
         self._usual = self._settings[0] == quick[0]
         self._limits = limits(request, strategy)
         self._known: dict[tuple[int, bool], Known] = {}
+        self._made: dict[int, list[Candidate]] = {}
         self._parts: dict[tuple[int, bool], Strategy] = {}
 
     def at(self, micro_batch: int) -> Evaluation | Rejection:
         """The best variant at a micro-batch, or the nearest miss."""
-        request, strategy = self._request, self._strategy
-        accumulation = accumulation_for(request, strategy.degrees.dp, micro_batch)
-        candidates = [_with(strategy, settings, micro_batch, accumulation) for settings in self._settings]
-        breach = first_breach(request, candidates[0], RULES_OF_STRATEGY + RULES_OF_SETTINGS)
+        request, candidates = self._request, self._candidates(micro_batch)
+        breach = self.breach(micro_batch)
         if breach is not None:
             return breached(candidates[0], breach)
         batch = batch_part(request.model, request.workload, candidates[0])
         chosen = self._best(candidates, batch)
         if chosen is None:
-            nearest = candidates[self._nearest(candidates, batch)]
-            return too_large(
-                request, nearest, estimate_memory(request.model, request.cluster, request.workload, nearest)
-            )
+            nearest = self._nearest(candidates, batch)
+            memory = estimate_memory(request.model, request.cluster, request.workload, nearest)
+            return too_large(request, nearest, memory)
         memory = estimate_memory(request.model, request.cluster, request.workload, chosen)
         time = time_estimate(request.model, request.cluster, request.workload, chosen, constants=self._constants)
         return kept(request, chosen, memory, time)
+
+    def breach(self, micro_batch: int) -> Breach | None:
+        """The rule that forbids every variant."""
+        return first_breach(self._request, self._candidates(micro_batch)[0])
+
+    def fits(self, micro_batch: int) -> bool:
+        """Whether any variant fits, however narrowly."""
+        candidates = self._candidates(micro_batch)
+        batch = batch_part(self._request.model, self._request.workload, candidates[0])
+        return any(self._fits(place, c, batch, Fit.BORDERLINE) for place, c in enumerate(candidates))
+
+    def _candidates(self, micro_batch: int) -> list[Candidate]:
+        """Every variant at a micro-batch."""
+        made = self._made.get(micro_batch)
+        if made is None:
+            accumulation = accumulation_for(self._request, self._strategy.degrees.dp, micro_batch)
+            made = [_with(self._strategy, settings, micro_batch, accumulation) for settings in self._settings]
+            self._made[micro_batch] = made
+        return made
 
     def _best(self, candidates: list[Candidate], batch: Batch) -> Candidate | None:
         """The best one that fits, as the module says."""
@@ -161,9 +189,10 @@ class Ladder:
             part = self._parts[key] = strategy_part(request.model, request.cluster, request.workload, candidate)
         return needs(request.model, part, batch, candidate)
 
-    def _nearest(self, candidates: list[Candidate], batch: Batch) -> int:
+    def _nearest(self, candidates: list[Candidate], batch: Batch) -> Candidate:
         """The variant that needs the smallest multiple of what there is, the first of equals."""
-        return min(range(len(candidates)), key=lambda place: self._excess(self._needs(place, candidates[place], batch)))
+        excess = [self._excess(self._needs(place, c, batch)) for place, c in enumerate(candidates)]
+        return candidates[excess.index(min(excess))]
 
     def _excess(self, needed: Needs) -> float:
         """Needed over available, of the first device that overflows."""

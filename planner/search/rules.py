@@ -233,9 +233,6 @@ RULES_OF_SETTINGS = (eight_bit_partition, secondary_copies_divide, partial_offlo
 """Those that look at settings, and not at the micro-batch. They come last, so that a candidate which any other rule
 forbids is out for the same reason whatever its settings."""
 
-RULES_OF_STRATEGY = tuple(rule for rule in RULES if rule not in RULES_OF_SETTINGS)
-
-
 RUNNABLE = tuple(rule for rule in RULES if rule not in (tp_divides_heads, packed_weights_stay_on_gpu))
 """What DeepSpeed itself needs: it also runs uneven shards, which dsplan never proposes."""
 

@@ -47,26 +47,18 @@ def with_micro_batch(request: Request, strategy: Candidate, micro_batch: int) ->
 
 
 def _up_to_largest(ladder: Ladder) -> list[Evaluation | Rejection]:
-    """Powers of two, then the largest micro-batch between the last that fits and the first that does not."""
-    outcomes: list[Evaluation | Rejection] = []
-    fits, micro = 0, 1
-    while micro <= LARGEST_MICRO_BATCH:
-        outcome = ladder.at(micro)
-        outcomes.append(outcome)
-        if isinstance(outcome, Rejection):
-            break
-        fits, micro = micro, micro * 2
-    else:
+    """Powers of two that fit, the first micro-batch that does not, and the largest that does."""
+    if ladder.breach(1) is not None or not ladder.fits(1):
+        return [ladder.at(1)]
+    powers = [1]
+    while 2 * powers[-1] <= LARGEST_MICRO_BATCH and ladder.fits(2 * powers[-1]):
+        powers.append(2 * powers[-1])
+    outcomes = [ladder.at(micro) for micro in powers]
+    fits, fails = powers[-1], 2 * powers[-1]
+    if fails > LARGEST_MICRO_BATCH:
         return outcomes
-    if outcome.memory is None:
-        return outcomes
-    largest: Evaluation | None = None
-    fails = micro
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        outcome = ladder.at(middle)
-        if isinstance(outcome, Rejection):
-            fails, outcomes[-1] = middle, outcome
-        else:
-            fits, largest = middle, outcome
-    return [*outcomes, largest] if largest is not None else outcomes
+        fits, fails = (middle, fails) if ladder.fits(middle) else (fits, middle)
+    outcomes.append(ladder.at(fails))
+    return outcomes if fits == powers[-1] else [*outcomes, ladder.at(fits)]
