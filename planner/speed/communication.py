@@ -156,7 +156,8 @@ def gather_start_s(cluster: Cluster, degrees: Degrees, lib: Library) -> float:
 def data_reduce_start_s(cluster: Cluster, degrees: Degrees, lib: Library) -> float:
     """The same of an all-reduce.
 
-    Formula: 40 µs + 6 µs * ranks in a node + 2 * 9.6 µs * log2(m), rounded up: trees connect the nodes.
+    Formula: 40 µs + 6 µs * ranks in a node + 2 * 9.6 µs * log2(m), rounded up: trees connect the nodes; the ranks count
+        as 2 where the switch adds up.
     Source: vTrain's tables inside a node; nccl/src/graph/tuning.cc between nodes.
     Leaves out: as `gather_start_s`.
     """
@@ -164,7 +165,8 @@ def data_reduce_start_s(cluster: Cluster, degrees: Degrees, lib: Library) -> flo
         return 0.0
     nodes = nodes_of_group(cluster, degrees)
     local_ranks = max(degrees.dp // nodes, 1)
-    inside = lib.rank_s * local_ranks
+    by_switch = nodes == 1 and degrees.tp == 1 and cluster.intra_node.switch(degrees.dp)
+    inside = lib.rank_s * (2 if by_switch else local_ranks)
     return lib.base_s + inside + 2 * lib.network_step_s * (nodes - 1).bit_length()
 
 
