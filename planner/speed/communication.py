@@ -203,15 +203,16 @@ def collective_latency_s(cluster: Cluster, degrees: Degrees, lib: Library) -> fl
     return latency + lib.cross_node_s if across else latency
 
 
-def tensor_parallel_s(rate: GroupRate, activation_bytes: float, all_reduces: int) -> float:
+def tensor_parallel_s(rate: GroupRate, activation_bytes: float, all_reduces: int, wait_s: float) -> float:
     """Seconds of the tensor-parallel all-reduces of one layer in one pass.
 
-    Formula: all-reduces * (α + w * h * T * 2 * (t-1)/t / B).
+    Formula: all-reduces * (α + 40 µs + w * h * T * 2 * (t-1)/t / B): kernels and all-reduce wait for each other.
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3: two in forward, two in backward. DeepSpeed 0.19.8,
-        deepspeed/module_inject/layers.py: in backward one per column-parallel Linear.
+        deepspeed/module_inject/layers.py: in backward one per column-parallel Linear. The wait is what vTrain's steps
+        take beyond its own tables of collectives.
     Leaves out: overlap with compute, which AutoTP does not do by default.
     """
-    return all_reduces * (rate.tensor_latency_s + activation_bytes * rate.tensor_s_per_byte)
+    return all_reduces * (rate.tensor_latency_s + wait_s + activation_bytes * rate.tensor_s_per_byte)
 
 
 def backward_all_reduces(layer: LayerWork, engine: Engine) -> int:

@@ -61,6 +61,7 @@ class SpeedConstants:
     overlap_exposed_share: float  # of the shorter of two overlapping activities
     collective_base_s: float
     collective_rank_s: float
+    collective_wait_s: float  # that the GPU idles at an all-reduce between two kernels
     collective_cross_node_s: float
     collective_network_step_s: float  # one step of a ring between nodes
     cpu_adam_parameters_per_s: float  # of one socket

@@ -242,9 +242,9 @@ def layer_seconds(kind: int, job: Setup, constants: SpeedConstants) -> LayerSeco
     attention, attention_backward = attention_s(job, constants)
     tp_forward = tp_backward = 0.0
     if tp > 1:
-        activation_bytes = job.weight_bytes * tokens * hidden
-        tp_forward = tensor_parallel_s(job.rate, activation_bytes, layer.row_gemms)
-        tp_backward = tensor_parallel_s(job.rate, activation_bytes, backward_all_reduces(layer, constants.engine))
+        activation_bytes, wait = job.weight_bytes * tokens * hidden, constants.collective_wait_s
+        tp_forward = tensor_parallel_s(job.rate, activation_bytes, layer.row_gemms, wait)
+        tp_backward = tensor_parallel_s(job.rate, activation_bytes, backward_all_reduces(layer, constants.engine), wait)
     adapters, unpacking = frozen_s(job, constants)
     backward_gemms = 2 if job.frozen is None else 1
     forward_gpu = gemm + attention + elementwise + tp_forward + adapters + unpacking

@@ -51,7 +51,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "vTrain, 720 rows; +1 ms per layer and pass for ZeRO-3 hooks (unverified), DeepSpeed issues 1174 and 5770",
     ),
     "communication/tensor_parallel": (
-        "gas * layers * all-reduces * (40 µs + 6 µs * t + 2*(t-1)/t * w*h*T / B), and the logits' gather",
+        "gas * layers * all-reduces * (80 µs + 6 µs * t + 2*(t-1)/t * w*h*T / B), and the logits' gather",
         "arXiv:1909.08053, section 3; deepspeed/module_inject/layers.py, DeepSpeed 0.19.8",
     ),
     "communication/gather": (

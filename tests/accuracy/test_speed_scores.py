@@ -15,12 +15,10 @@ import pytest
 from planner.accuracy.measured_speed import Convention, convention_of, flop_per_token
 from planner.accuracy.points import Point, packaged_points
 from planner.accuracy.run import run_of
-from planner.accuracy.score import average
 from planner.accuracy.speed import SpeedRow, speed_row
 from planner.accuracy.speed_groups import group_figures, groups_of, kendall
-from planner.accuracy.speed_peers import half_peak_tokens, peer_errors
+from planner.accuracy.speed_peers import half_peak_tokens
 from planner.catalog.speed import speed_constants
-from planner.report.speed_accuracy import errors_by_source, near_share
 
 GPT3_175B = Point(
     id="gpt3", source_name="Narayanan et al. 2021", hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200,

@@ -2,7 +2,7 @@
 
 The figures were worked out outside dsplan for two GPUs (A: A100 SXM 80 GB, H: H100 SXM) with textbook Megatron and
 reduce-scatter behaviour; `speed_cases.textbook` switches DeepSpeed's own habits off. They take one multiple of h for
-the element-wise work of every architecture, and no traffic of gradients inside the GPU: `textbook_layers` does the same.
+the element-wise work of every architecture and no traffic of gradients inside the GPU, as `textbook_layers` does.
 """
 
 from __future__ import annotations
