@@ -68,10 +68,10 @@ def _peers(rows: Sequence[SpeedRow]) -> list[str]:
 def _bands(rows: Sequence[SpeedRow]) -> list[str]:
     cells = [
         (band.name.split(":")[0], str(band.sources), str(band.rows), percent(band.median),
-         percent(band.ninth_decile), f"+-{percent(band.in_use)}", percent(band.inside))
+         percent(band.derived), f"+-{band.in_use:.0%}", f"{band.inside:.0%}")
         for band in bands_of(rows)
     ]  # fmt: skip
-    return table(("class of plan", "sources", "rows", "median", "90 % within", "range", "inside"), cells)
+    return table(("class of plan", "sources", "rows", "median", "derived", "range", "inside"), cells)
 
 
 def _groups(groups: Sequence[Group]) -> list[str]:

@@ -73,9 +73,11 @@ class SpeedConstants:
     nvme_state_bytes: int  # read, and written, per parameter and step
     nvme_default_read_bytes_per_s: float  # of a node whose drives are unknown
     nvme_default_write_bytes_per_s: float
-    band_base: float
-    band_distributed: float
-    band_offload: float
+    band_one_node: float
+    band_several_nodes: float
+    band_zero3: float
+    band_adapters: float
+    band_offload: float  # and of experts
     stacks: tuple[tuple[Stack, StackProfile], ...]
     engine: Engine
 

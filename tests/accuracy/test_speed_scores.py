@@ -7,6 +7,7 @@ The bounds are what the model reaches, rounded up: a change that makes it worse 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,10 +16,13 @@ import pytest
 from planner.accuracy.measured_speed import Convention, convention_of, flop_per_token
 from planner.accuracy.points import Point, packaged_points
 from planner.accuracy.run import run_of
+from planner.accuracy.score import error_figures
 from planner.accuracy.speed import SpeedRow, speed_row
+from planner.accuracy.speed_bands import bands_of
 from planner.accuracy.speed_groups import group_figures, groups_of, kendall
-from planner.accuracy.speed_peers import half_peak_tokens
+from planner.accuracy.speed_peers import half_peak_tokens, peer_errors
 from planner.catalog.speed import speed_constants
+from planner.report.speed_accuracy import errors_by_source
 
 GPT3_175B = Point(
     id="gpt3", source_name="Narayanan et al. 2021", hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200,
@@ -111,3 +115,44 @@ def test_ranking_of_measured_jobs() -> None:
     assert figures.kendall >= 0.9
     assert figures.mean_regret <= figures.rule_mean_regret
     assert figures.worst_regret <= figures.rule_worst_regret
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "median", "ninth_decile"),
+    [
+        ("mosaicml", 87, 0.04, 0.11),  # FSDP on 8 to 512 GPUs
+        ("vtrain-single", 270, 0.065, 0.17),  # Megatron, one node
+        ("ds-azure-a100", 54, 0.12, 0.25),  # DeepSpeed ZeRO-3 with offload on 128 to 1,024 GPUs, never fitted
+        ("stas-z3-offload", 12, 0.13, 0.17),  # DeepSpeed ZeRO-3 with CPU optimizer, 8k to 256k tokens
+        ("torchtune", 12, 0.08, 0.21),  # eager, compiled, LoRA and QLoRA on one GPU
+        ("hfblog-ds-fsdp", 2, 0.06, 0.07),  # Trainer, ZeRO-3 and FSDP
+    ],
+)
+def test_speed_of_the_kinds_of_run_that_plans_are_made_of(
+    source: str, count: int, median: float, ninth_decile: float
+) -> None:
+    errors = errors_by_source(rows())[source]
+    figures = error_figures(errors)
+    assert figures.rows == count
+    assert figures.median <= median
+    assert figures.ninth_decile <= ninth_decile
+
+
+def test_most_sources_are_nearer_than_a_constant_share_of_the_peak() -> None:
+    by_name = peer_errors(rows())
+    ours, constant, half = by_name.values()
+    medians = [{source: error_figures(found).median for source, found in e.items()} for e in (ours, constant, half)]
+    better = [source for source in medians[0] if medians[0][source] <= medians[1][source]]
+    assert len(medians[0]) >= 24
+    assert statistics.median(medians[0].values()) <= 0.14
+    assert statistics.median(medians[1].values()) >= 0.15
+    assert statistics.median(medians[2].values()) >= 0.3
+    assert len(better) >= len(medians[0]) / 2
+
+
+def test_printed_ranges_are_as_wide_as_the_measured_errors() -> None:
+    bands = bands_of(rows())
+    assert len(bands) == 5
+    for band in bands:
+        assert band.derived <= band.in_use, band
+        assert band.in_use <= band.derived + 0.17, band
