@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from planner.geometry.flops import LayerWork
+from planner.memory.states import FP32_BYTES
 from planner.records.candidate import Candidate, Offload, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
@@ -72,6 +73,7 @@ def moves(
             job.accumulation,
             job.dp,
             gradient_bytes=job.weight_bytes,
+            accumulated_bytes=FP32_BYTES if candidate.settings.fp32_gradient_accumulation else job.weight_bytes,
             master_bytes=workload.precision.state_bytes,
             cpu_share=cpu_share,
             engine=engine,

@@ -113,7 +113,8 @@ def cpu_parameters_per_s(cluster: Cluster, constants: SpeedConstants) -> float:
         per physical core where cores are known.
     Source: DeepSpeed issue 6834, pull request 7474, ZenFlow blog (1.6-1.8 G/s, two sockets); issue 1635 (62 M/s);
         ml-engineering, when-to-upgrade-gpus, for PCIe 5.
-    Leaves out: bound cores (x1.15-1.3), Grace (x1.3, unverified), OMP_NUM_THREADS set too low.
+    Leaves out: bound cores (x1.15-1.3), which no launch file of dsplan asks for; Grace (x1.3, unverified);
+        OMP_NUM_THREADS set too low: the launch files set it to the cores of a rank.
     """
     sockets = 2 if cluster.gpus_per_node >= constants.two_socket_gpus else 1
     older = constants.cpu_adam_parameters_per_s
@@ -168,6 +169,7 @@ def gradient_copies_bytes(
     dp: int,
     *,
     gradient_bytes: int,
+    accumulated_bytes: int,
     master_bytes: int,
     cpu_share: float,
     engine: Engine,
@@ -175,19 +177,20 @@ def gradient_copies_bytes(
     """Bytes that the gradient of one parameter sends over a host link in the first micro-batch of several, in those
     between, and in the last one.
 
-    Formula: stage 3: each rank its shard: 2 * e / n in every micro-batch, + s / n of what the CPU steps in the last;
-        stages 1 and 2: the owner of a partition copies while all wait: s in the last, with accumulation + 2 * e; at
-        stage 2 also e in the first and 2 * e between.
+    Formula: stage 3: each rank its shard: 2 * a / n in every micro-batch, a the bytes of an accumulated gradient,
+        + s / n of what the CPU steps in the last; stages 1 and 2: the owner of a partition copies while all wait: s in
+        the last, with accumulation in 16 bits + 2 * e; at stage 2 also e in the first and 2 * e between.
     Source: deepspeed/runtime/zero/stage3.py `partition_grads`; stage_1_and_2.py `copy_grads_in_partition`,
-        `async_accumulate_grad_in_cpu_via_gpu` (0.19.8).
+        `async_accumulate_grad_in_cpu_via_gpu`, `_use_compact_grad_partition_buffer` (0.19.8): fp32 accumulation of
+        stages 1 and 2 stays on the GPU.
     Leaves out: `round_robin_gradients`, with which all ranks copy at once.
     """
     if not engine.host_gradient_copies:
         return 0.0, 0.0, gradient_bytes / dp
     if stage is ZeroStage.PARAMETERS:
-        trip = 2 * gradient_bytes / dp
+        trip = 2 * accumulated_bytes / dp
         return trip, trip, trip + cpu_share * master_bytes / dp
-    if accumulation == 1:
+    if accumulation == 1 or accumulated_bytes > gradient_bytes:
         return 0.0, 0.0, float(master_bytes)
     last = float(master_bytes + 2 * gradient_bytes)
     return (float(gradient_bytes), 2.0 * gradient_bytes, last) if stage is ZeroStage.GRADIENTS else (0.0, 0.0, last)

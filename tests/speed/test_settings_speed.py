@@ -235,10 +235,10 @@ def test_without_prefetching_every_gather_is_waited_for() -> None:
     assert gather.hidden_seconds > 0.0
 
 
-def offloaded_copies_s(stage: int, accumulation: int) -> float:
+def offloaded_copies_s(stage: int, accumulation: int, **changes: Any) -> float:
     """Seconds of gradient copies of 7B on four GPUs with 24 GB/s each, hidden or not."""
-    machine = cases.cluster(cases.GPU_A, 4, 1, 229e9, None)
-    plan = cases.candidate(stage, 4, 1, accumulation, offload=Offload.OPTIMIZER)
+    machine, sizes = cases.cluster(cases.GPU_A, 4, 1, 229e9, None), replace(cases.settings(), **changes)
+    plan = cases.candidate(stage, 4, 1, accumulation, offload=Offload.OPTIMIZER, settings=sizes)
     terms = estimate((cases.LLAMA_7B, machine, plan)).terms
     return next(t.seconds for t in terms if t.name == "offload/gradients")
 
@@ -261,6 +261,26 @@ def test_gradients_cross_to_the_host_as_the_code_of_each_stage_has_it(
     """stage3.py `partition_grads`; stage_1_and_2.py `copy_grads_in_partition` (0.19.8); matrices of 7B: 6.74e9."""
     parameters = 32 * LAYER + 2 * 32000 * 4096
     assert offloaded_copies_s(stage, accumulation) == pytest.approx(bytes_per_parameter * parameters / 24e9, rel=1e-3)
+
+
+def test_gradients_accumulated_in_fp32_stay_on_the_gpu_below_stage_three_and_cross_in_fp32_there() -> None:
+    """`_use_compact_grad_partition_buffer`: the GPU keeps its partition; `grad_partitions_flat_buffer` is fp32 then."""
+    parameters = 32 * LAYER + 2 * 32000 * 4096
+    for stage, bytes_per_parameter in ((1, 4), (2, 4), (3, (4 * (4 + 4) + 4) / 4)):
+        found = offloaded_copies_s(stage, 4, fp32_gradient_accumulation=True)
+        assert found == pytest.approx(bytes_per_parameter * parameters / 24e9, rel=1e-3)
+
+
+def test_half_of_the_sub_groups_on_the_gpu_halve_the_cpu_step_and_the_copies_of_its_results() -> None:
+    """7B on four GPUs in sub-groups of 1e8: int(0.5 * 17) = 8 of 17, of 101 M elements each, lie on the GPU."""
+    machine = cases.cluster(cases.GPU_A, 4, 1, 229e9, None)
+    plan = (cases.LLAMA_7B, machine, cases.candidate(3, 4, 1, 1, offload=Offload.OPTIMIZER))
+    whole, part = (
+        {t.name: t.seconds - t.hidden_seconds for t in estimate(plan, sub_group_elements=10**8, **changes).terms}
+        for changes in ({}, {"optimizer_offload_ratio": 0.5})
+    )
+    for name in ("optimizer/step", "offload/weights"):
+        assert part[name] / whole[name] == pytest.approx(1 - 8 * 101.2e6 / (6.738e9 / 4), rel=0.01)
 
 
 @pytest.mark.parametrize(
