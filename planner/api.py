@@ -89,7 +89,7 @@ def solve(request: Request) -> Plan:
     found = search(request, constants)
     if not found.ranked:
         return replace(found, remedies=find_remedies(request, constants))
-    return with_reasons(found)
+    return with_reasons(found, constants)
 
 
 def estimate(**fields: Any) -> Answer:

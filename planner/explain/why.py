@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.explain.host import borderline_sentence, host_sentences
+from planner.explain.settings import settings_words
 from planner.explain.trade import trade_sentences, trade_text
 from planner.records.candidate import Candidate, Checkpointing, Offload
 from planner.records.estimate import Device, Phase
@@ -17,6 +18,8 @@ from planner.records.plan import Evaluation, Plan, Rejection, Verdict
 from planner.records.request import Optimizer, Request, Workload
 from planner.search.evaluate import PHASE_WORDS
 from planner.search.rank import best_of_each_strategy
+from planner.search.space import usual_settings
+from planner.speed.constants import SpeedConstants
 from planner.units import gib_text
 
 OFFLOAD_WORDS = {
@@ -108,15 +111,18 @@ def _comparable(candidate: Candidate, chosen: Candidate) -> bool:
     return candidate.zero < chosen.zero and candidate.offload is Offload.NONE and candidate.degrees == chosen.degrees
 
 
-def with_reasons(plan: Plan) -> Plan:
-    """The plan with reasons on the plans that are shown."""
+def with_reasons(plan: Plan, constants: SpeedConstants) -> Plan:
+    """The plan with reasons on the plans that are shown; `constants` say what changed settings are worth."""
     shown: Sequence[Evaluation] = best_of_each_strategy(plan.ranked)[: plan.request.top]
     if not shown:
         return plan
     best = shown[0]
     explained: dict[Candidate, Evaluation] = {}
     for evaluation in shown:
-        reasons = [strategy_sentence(evaluation.candidate), binding_sentence(plan.request, evaluation)]
+        candidate = evaluation.candidate
+        usual = usual_settings(plan.request, candidate.zero, candidate.degrees, candidate.offload)
+        reasons = [strategy_sentence(candidate), binding_sentence(plan.request, evaluation)]
+        reasons += settings_words(plan.request, candidate, usual, constants)
         if evaluation is best:
             reasons += simpler_that_failed(plan, best.candidate)
             reasons += trade_sentences(plan, shown)

@@ -8,6 +8,7 @@ them again from the points that ship with dsplan, by the rules of `planner/accur
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import sub
 
 from planner.records.candidate import Degrees
 from planner.records.estimate import Term
@@ -69,7 +70,7 @@ def stranded_bytes(gathered_bytes: Sequence[int], moment_bytes: Sequence[int]) -
     deepspeed/runtime/zero/parameter_offload.py `__allgather_stream`, a stream of its own with overlap_comm (0.19.8).
     Leaves out: the stream of reductions, whose copies are small beside what they are made from.
     """
-    rest = max(total - aside for total, aside in zip(moment_bytes, gathered_bytes, strict=True))
+    rest: int = max(map(sub, moment_bytes, gathered_bytes))
     return max(gathered_bytes) + rest - max(moment_bytes)
 
 

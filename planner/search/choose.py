@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
-from planner.memory.estimate import Batch, Strategy, batch_part, estimate_memory, needs, strategy_part
+from planner.memory.estimate import Strategy, batch_part, estimate_memory, needs, strategy_part
 from planner.records.candidate import Candidate, ZeroSettings
 from planner.records.estimate import Needs
 from planner.records.plan import Evaluation, Rejection
@@ -56,10 +57,10 @@ class Ladder:
     """
 
     __slots__ = (
+        "_candidates",
         "_constants",
         "_known",
         "_limits",
-        "_made",
         "_parts",
         "_quick",
         "_request",
@@ -80,58 +81,44 @@ class Ladder:
         self._usual = self._settings[0] == quick[0]
         self._limits = limits(request, strategy)
         self._known: dict[tuple[int, bool], Known] = {}
-        self._made: dict[int, list[Candidate]] = {}
+        self._candidates: dict[tuple[int, int], Candidate] = {}
         self._parts: dict[tuple[int, bool], Strategy] = {}
 
     def at(self, micro_batch: int) -> Evaluation | Rejection:
         """The best variant at a micro-batch, or the nearest miss."""
-        request, candidates = self._request, self._candidates(micro_batch)
-        breach = self.breach(micro_batch)
+        request, breach = self._request, self.breach(micro_batch)
         if breach is not None:
-            return breached(candidates[0], breach)
-        batch = batch_part(request.model, request.workload, candidates[0])
-        chosen = self._best(candidates, batch)
-        if chosen is None:
-            nearest = self._nearest(candidates, batch)
-            memory = estimate_memory(request.model, request.cluster, request.workload, nearest)
-            return too_large(request, nearest, memory)
-        memory = estimate_memory(request.model, request.cluster, request.workload, chosen)
-        time = time_estimate(request.model, request.cluster, request.workload, chosen, constants=self._constants)
-        return kept(request, chosen, memory, time)
+            return breached(self._candidate(0, micro_batch), breach)
+        place = self._best(micro_batch)
+        candidate = self._candidate(self._nearest(micro_batch) if place is None else place, micro_batch)
+        memory = estimate_memory(request.model, request.cluster, request.workload, candidate)
+        if place is None:
+            return too_large(request, candidate, memory)
+        time = time_estimate(request.model, request.cluster, request.workload, candidate, constants=self._constants)
+        return kept(request, candidate, memory, time)
 
     def breach(self, micro_batch: int) -> Breach | None:
         """The rule that forbids every variant."""
-        return first_breach(self._request, self._candidates(micro_batch)[0])
+        return first_breach(self._request, self._candidate(0, micro_batch))
 
     def fits(self, micro_batch: int) -> bool:
         """Whether any variant fits, however narrowly."""
-        candidates = self._candidates(micro_batch)
-        batch = batch_part(self._request.model, self._request.workload, candidates[0])
-        return any(self._fits(place, c, batch, Fit.BORDERLINE) for place, c in enumerate(candidates))
+        return any(self._fits(place, micro_batch, Fit.BORDERLINE) for place in range(len(self._settings)))
 
-    def _candidates(self, micro_batch: int) -> list[Candidate]:
-        """Every variant at a micro-batch."""
-        made = self._made.get(micro_batch)
-        if made is None:
-            accumulation = accumulation_for(self._request, self._strategy.degrees.dp, micro_batch)
-            made = [_with(self._strategy, settings, micro_batch, accumulation) for settings in self._settings]
-            self._made[micro_batch] = made
-        return made
-
-    def _best(self, candidates: list[Candidate], batch: Batch) -> Candidate | None:
-        """The best one that fits, as the module says."""
-        places = range(len(candidates))
+    def _best(self, micro_batch: int) -> int | None:
+        """The best variant that fits, as the module says."""
+        places = range(len(self._settings))
         for level in (Fit.FITS, Fit.BORDERLINE):
-            if any(self._fits(place, candidates[place], batch, level) for place in places):
+            if any(self._fits(place, micro_batch, level) for place in places):
                 break
         else:
             return None
         if self._request.objective is Objective.MEMORY:
-            fitting = [place for place in places if self._fits(place, candidates[place], batch, level)]
-            return candidates[min(fitting, key=lambda place: self._needs(place, candidates[place], batch).gpu_bytes)]
-        return candidates[self._fastest(candidates, batch, level)]
+            fitting = [place for place in places if self._fits(place, micro_batch, level)]
+            return min(fitting, key=lambda place: self._needs(place, micro_batch).gpu_bytes)
+        return self._fastest(micro_batch, level)
 
-    def _fastest(self, candidates: list[Candidate], batch: Batch, level: Fit) -> int:
+    def _fastest(self, micro_batch: int, level: Fit) -> int:
         """The first variant within 1 % of the fastest that reaches a level.
 
         A frugal one is never faster than the usual one, which comes first: where that fits, the others need no look.
@@ -139,36 +126,38 @@ class Ladder:
         """
 
         def fits(place: int) -> bool:
-            return self._fits(place, candidates[place], batch, level)
+            return self._fits(place, micro_batch, level)
 
-        compared = range(len(candidates))
+        compared = range(len(self._settings))
         if self._usual and fits(0):
             compared = range(self._quick)
         elif not any(map(fits, range(self._quick))):
             return next(filter(fits, compared))
         if len(compared) == 1:
             return 0
-        request = self._request
-        seconds = step_seconds(
-            request.model,
-            request.cluster,
-            request.workload,
-            [candidates[place] for place in compared],
-            constants=self._constants,
-        )
+        request, candidates = self._request, [self._candidate(place, micro_batch) for place in compared]
+        seconds = step_seconds(request.model, request.cluster, request.workload, candidates, constants=self._constants)
         fastest = next(filter(fits, sorted(compared, key=seconds.__getitem__)))
         enough = seconds[fastest] * (1 + PAYS)
         return next(place for place in compared if seconds[place] <= enough and fits(place))
 
-    def _fits(self, place: int, candidate: Candidate, batch: Batch, level: Fit) -> bool:
+    def _candidate(self, place: int, micro_batch: int) -> Candidate:
+        """A variant at a micro-batch."""
+        found = self._candidates.get((place, micro_batch))
+        if found is None:
+            accumulation = accumulation_for(self._request, self._strategy.degrees.dp, micro_batch)
+            found = _with(self._strategy, self._settings[place], micro_batch, accumulation)
+            self._candidates[place, micro_batch] = found
+        return found
+
+    def _fits(self, place: int, micro_batch: int, level: Fit) -> bool:
         """Whether a variant reaches a level."""
-        micro_batch = candidate.micro_batch
-        key = place, candidate.accumulation > 1
+        key = place, accumulation_for(self._request, self._strategy.degrees.dp, micro_batch) > 1
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Known([0, 0, 0], [float("inf")] * 3)
+            known = self._known[key] = Known([0, 0, 0], [inf, inf, inf])
         if known.reached[level] < micro_batch < known.missed[level]:
-            found = self._look(self._needs(place, candidate, batch))
+            found = self._look(self._needs(place, micro_batch))
             for reached in range(found + 1):
                 known.reached[reached] = max(known.reached[reached], micro_batch)
             for missed in range(found + 1, len(known.missed)):
@@ -181,18 +170,18 @@ class Ladder:
             return Fit.MISSES
         return Fit.FITS if inside_margins(self._limits, needed) else Fit.BORDERLINE
 
-    def _needs(self, place: int, candidate: Candidate, batch: Batch) -> Needs:
-        """The memory of a variant; what it needs at every micro-batch is asked once."""
-        request, key = self._request, (place, candidate.accumulation > 1)
+    def _needs(self, place: int, micro_batch: int) -> Needs:
+        """The memory of a variant; its strategy's part is looked up once."""
+        request, candidate = self._request, self._candidate(place, micro_batch)
+        key = place, candidate.accumulation > 1
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = strategy_part(request.model, request.cluster, request.workload, candidate)
-        return needs(request.model, part, batch, candidate)
+        return needs(request.model, part, batch_part(request.model, request.workload, candidate), candidate)
 
-    def _nearest(self, candidates: list[Candidate], batch: Batch) -> Candidate:
+    def _nearest(self, micro_batch: int) -> int:
         """The variant that needs the smallest multiple of what there is, the first of equals."""
-        excess = [self._excess(self._needs(place, c, batch)) for place, c in enumerate(candidates)]
-        return candidates[excess.index(min(excess))]
+        return min(range(len(self._settings)), key=lambda place: self._excess(self._needs(place, micro_batch)))
 
     def _excess(self, needed: Needs) -> float:
         """Needed over available, of the first device that overflows."""

@@ -8,10 +8,11 @@ step. Two overlapping activities take max + k * min; the (1 - k) * min that this
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from planner.geometry.flops import LayerWork, model_flop
-from planner.records.candidate import Candidate, Offload, ZeroStage
+from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
@@ -87,17 +88,21 @@ def step_seconds(
 ) -> list[float]:
     """`step_seconds` of `time_estimate` for candidates that differ in nothing but their settings, without the records.
 
-    Formula: see that; kernels are counted once, for they do not depend on settings.
+    Formula: see that; no setting but `fp32_gradient_accumulation`, which they share, changes a kernel.
     Source: see that.
     Leaves out: see that.
     """
-    kernels = _kernels(model, cluster, workload, candidates[0], constants, Stack.EAGER, 1)
+    first = _kernels(model, cluster, workload, candidates[0], constants, Stack.EAGER, 1)
+    jobs: dict[tuple[int, bool], Setup] = {}
     found = []
     for candidate in candidates:
-        job = with_settings(kernels.job, cluster, candidate, constants)
-        sums = kernels.sums.copy()
-        _add_traffic_and_update(sums, kernels._replace(job=job), model, cluster, workload, candidate, constants)
-        found.append(sums.step_s())
+        settings = candidate.settings
+        key = settings.hpz_partition_size, settings.overlap_comm
+        if key not in jobs:
+            jobs[key] = with_settings(first.job, cluster, candidate, constants)
+        kernels = Kernels(jobs[key], first.layers, first.head_s, first.sums.copy())
+        _add_traffic_and_update(kernels.sums, kernels, model, cluster, workload, candidate, constants)
+        found.append(kernels.sums.step_s())
     return found
 
 
@@ -119,7 +124,61 @@ def _kernels(
     stack: Stack,
     context: int,
 ) -> Kernels:
-    """What the GPUs compute, with the traffic of tensor parallelism."""
+    """What the GPUs compute, with the traffic of tensor parallelism; the sums are the caller's own."""
+    kept = _kept_kernels(
+        model,
+        cluster,
+        workload,
+        candidate.zero,
+        candidate.degrees,
+        candidate.checkpointing,
+        candidate.micro_batch,
+        candidate.accumulation,
+        candidate.settings.fp32_gradient_accumulation,
+        constants,
+        stack,
+        context,
+    )
+    job = with_settings(kept.job, cluster, candidate, constants)
+    return Kernels(job, kept.layers, kept.head_s, kept.sums.copy())
+
+
+@lru_cache(maxsize=4096)
+def _kept_kernels(
+    model: ModelShape,
+    cluster: Cluster,
+    workload: Workload,
+    zero: ZeroStage,
+    degrees: Degrees,
+    checkpointing: Checkpointing,
+    micro_batch: int,
+    accumulation: int,
+    fp32_gradient_accumulation: bool,  # noqa: FBT001 (part of the cache's key)
+    constants: SpeedConstants,
+    stack: Stack,
+    context: int,
+) -> Kernels:
+    """Kept because neither offload nor any other setting changes a kernel."""
+    candidate = Candidate(
+        zero=zero,
+        degrees=degrees,
+        checkpointing=checkpointing,
+        offload=Offload.NONE,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        settings=ZeroSettings(
+            overlap_comm=True,
+            reduce_bucket_elements=0,
+            allgather_bucket_elements=0,
+            prefetch_bucket_elements=0,
+            param_persistence_threshold=0,
+            max_live_parameters=0,
+            max_reuse_distance=0,
+            sub_group_elements=0,
+            pin_memory=True,
+            fp32_gradient_accumulation=fp32_gradient_accumulation,
+        ),
+    )
     job = setup(model, cluster, workload, candidate, constants, stack, context)
     sums = TermSums()
     layers = []

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from planner.memory.gathered import prefetched_elements, reused_elements
 from planner.memory.sizes import RankSizes, adapter_sizes, rank_sizes
+from planner.memory.tensor_order import TensorOrder
 from planner.records.candidate import Checkpointing, ZeroSettings, ZeroStage
 from planner.records.model import Adapter, ModelShape
 
@@ -56,9 +57,7 @@ def zero_traffic(
     """
     sizes = rank_sizes(model, tp)
     trained = sizes if adapter is None else adapter_sizes(model, adapter)
-    bucket = settings.reduce_bucket_elements
-    layers = len(trained.order.layers)
-    reduces = filled((n for layer in reversed(trained.order.layers) for n in reversed(layer)), bucket) / layers
+    reduces = layer_reductions(trained.order, settings.reduce_bucket_elements) / len(trained.order.layers)
     ends = trained.embedding + (0 if trained.tied else trained.head)
     if stage is not ZeroStage.PARAMETERS:
         return ZeroTraffic(reduces=reduces, ends_reduced=ends)
@@ -80,16 +79,14 @@ def stage_three_traffic(sizes: RankSizes, settings: ZeroSettings, checkpointing:
     """
     threshold, bucket = settings.param_persistence_threshold, settings.prefetch_bucket_elements
     layers = sizes.order.layers
-    gathered = [n for layer in layers for n in layer if n > threshold]
-    total, partitioned = sum(n for layer in layers for n in layer), sum(gathered)
     ahead = bucket > 0 and settings.max_live_parameters > sizes.layer_largest_tensor
+    total, partitioned, collectives = layer_gathers(sizes.order, threshold, bucket if ahead else 0)
     in_use = sizes.head if sizes.head > threshold else 0
     kept = max(reused_elements(sizes, settings, checkpointing), prefetched_elements(sizes, settings, in_use=in_use))
     again = max(0.0, partitioned - max(0, kept - in_use))
     if checkpointing is Checkpointing.FULL:
         mean = partitioned / len(layers)
         again += max(0.0, mean - settings.max_reuse_distance / 2) * len(layers)
-    collectives = collected(gathered, bucket) if ahead else len(gathered)
     embedding = sum(n for n in sizes.order.before if n > threshold)
     head_gathers = in_use and (1 if kept else 2)
     persistent = sizes.persistent(threshold)
@@ -103,6 +100,30 @@ def stage_three_traffic(sizes: RankSizes, settings: ZeroSettings, checkpointing:
         persistent_elements=persistent,
         persistent_tensors=sum(count for numel, count in sizes.tensors if numel <= threshold),
     )
+
+
+@lru_cache(maxsize=512)
+def layer_reductions(order: TensorOrder, bucket: int) -> int:
+    """Reductions of the gradients of all layers, kept because most settings share the bucket.
+
+    Formula: see `filled`; gradients come in the reverse of the order.
+    Source: see that.
+    Leaves out: see that.
+    """
+    return filled((n for layer in reversed(order.layers) for n in reversed(layer)), bucket)
+
+
+@lru_cache(maxsize=512)
+def layer_gathers(order: TensorOrder, threshold: int, bucket: int) -> tuple[int, int, int]:
+    """Elements of all layers, those above the persistence threshold, and the collectives that bring these.
+
+    Formula: see `collected`; one by one with a bucket of 0, for each reaches it.
+    Source: see that.
+    Leaves out: see that.
+    """
+    elements = [n for layer in order.layers for n in layer]
+    gathered = [n for n in elements if n > threshold]
+    return sum(elements), sum(gathered), collected(gathered, bucket)
 
 
 def collected(tensors: Iterable[int], limit: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 from made_plans import made
 
+from planner.catalog.speed import speed_constants
 from planner.explain.trade import trade_sentences, trade_text
 from planner.explain.why import with_reasons
 from planner.records.candidate import Offload
@@ -93,5 +94,5 @@ def test_a_borderline_plan_is_called_so() -> None:
 
 def test_other_plans_are_measured_against_the_first_in_their_reasons() -> None:
     order = ranked([made(100, 70 * GIB), made(50, 60 * GIB, tp=2)], Objective.THROUGHPUT)
-    plan = with_reasons(Plan(request=REQUEST, ranked=order, rejected=(), remedies=()))
+    plan = with_reasons(Plan(request=REQUEST, ranked=order, rejected=(), remedies=()), speed_constants())
     assert "against plan 1: -50 % tokens/s for 10.0 GiB more headroom" in plan.ranked[1].reasons
