@@ -227,7 +227,14 @@ def find_link(name: str) -> Link:
     row = _links()["link"][name]
     rows = tuple((int(ranks), gb * 1e9) for ranks, gb in row["bus_gb_per_s"])
     switch = tuple((int(ranks), gb * 1e9) for ranks, gb in row.get("switch_gb_per_s", ()))
-    return Link(name=row["name"], bus_bytes_per_s=rows, source=row["source"], switch_bytes_per_s=switch)
+    crossing = row.get("crossing_gb_per_s")
+    return Link(
+        name=row["name"],
+        bus_bytes_per_s=rows,
+        source=row["source"],
+        switch_bytes_per_s=switch,
+        crossing=(int(crossing[0]), crossing[1] * 1e9) if crossing else None,
+    )
 
 
 def fabric_names() -> tuple[str, ...]:

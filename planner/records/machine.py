@@ -38,6 +38,7 @@ class Link:
     bus_bytes_per_s: tuple[tuple[int, float], ...]  # (ranks, bandwidth), ascending in ranks
     source: str
     switch_bytes_per_s: tuple[tuple[int, float], ...] = ()  # the same of an all-reduce that the switch adds up itself
+    crossing: tuple[int, float] | None = None  # from so many GPUs on, what all their groups share between the CPUs
 
     def bus(self, ranks: int) -> float:
         """Bus bandwidth for `ranks` GPUs: the row with the most ranks that is not above `ranks`, else the first."""

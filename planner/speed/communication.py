@@ -91,14 +91,18 @@ def nodes_of_group(cluster: Cluster, degrees: Degrees) -> int:
 def group_bus_bytes_per_s(cluster: Cluster, tp: int, local_ranks: int) -> float:
     """Bus bandwidth of one data-parallel group inside a node, while the t groups of the node run at the same time.
 
-    Formula: B of its ranks, at most B of all the GPUs that its t neighbours span.
+    Formula: B of its ranks, at most B of all the GPUs that its t neighbours span, and 1/t of what crosses the CPUs.
     Source: PCIe tables of SimuMax: 2 and 4 GPUs reach 70 % of a link and 8 only 42 %, since rings then cross the CPUs,
-        whoever they belong to; ranks that lie t apart are on no common bridge.
+        whoever they belong to; ranks that lie t apart are on no common bridge. Crossing: its steps with tp 2 and 4.
     Leaves out: what else crosses the same PCIe switch, as copies to the host.
     """
     link = cluster.intra_node
     own = link.bus(local_ranks)
-    return own if tp == 1 else min(own, link.bus(min(local_ranks * tp, cluster.gpus_per_node)))
+    if tp == 1:
+        return own
+    span = min(local_ranks * tp, cluster.gpus_per_node)
+    shared = link.crossing[1] / min(tp, span) if link.crossing and span >= link.crossing[0] else own
+    return min(own, link.bus(span), shared)
 
 
 def data_s_per_byte(cluster: Cluster, degrees: Degrees, network_bytes_per_s: float, *, flat_rings: bool) -> float:

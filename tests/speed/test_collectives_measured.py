@@ -118,12 +118,14 @@ def test_pcie_without_nvlink_falls_when_rings_cross_the_cpus() -> None:
     assert compared == 5
 
 
-def test_two_groups_of_four_share_the_way_between_the_cpus() -> None:
-    """Ranks that lie two apart, on both CPUs: no better than the ring of all eight; neighbours under one CPU are."""
-    apart = group_rates(node("pcie-gen4"), Degrees(tp=2, dp=4), LIBRARY)
-    whole = group_rates(node("pcie-gen4"), Degrees(tp=1, dp=8), LIBRARY)
+def test_groups_share_the_way_between_the_cpus() -> None:
+    """SimuMax, 8 A100 PCIe, 12 layers of Llama-3-70B: 12.4e9 parameters over tp, gradients reduced in fp32 and weights
+    gathered in 16 bits. With 4, 8 and 32 micro-batches 85, 113.5 and 150.2 TFLOPS (tp 2) and 62.4, 82.6 and 108.6
+    (tp 4) leave 3.5 and 2.3 s per step beside the micro-batches. Neighbours under one CPU do not cross."""
+    for tp, seconds in ((2, 3.5), (4, 2.3)):
+        rate = group_rates(node("pcie-gen4"), Degrees(tp=tp, dp=8 // tp), LIBRARY)
+        assert (4 + 2) * 12.4e9 / tp * rate.data_s_per_byte == pytest.approx(seconds, rel=0.06)
     neighbours = group_rates(node("pcie-gen4"), Degrees(tp=4, dp=2), LIBRARY)
-    assert apart.data_s_per_byte / (3 / 4) == pytest.approx(whole.data_s_per_byte / (7 / 8))
     assert neighbours.tensor_s_per_byte / (2 * 3 / 4) == pytest.approx(1 / (0.69 * 30e9), rel=0.05)
 
 
