@@ -15,9 +15,8 @@ from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.model import Method, Precision
 from planner.records.plan import Evaluation, Remedy, Verdict
 from planner.records.request import Axes, Loss, Request
-from planner.search.evaluate import evaluate
+from planner.search.choose import Ladder
 from planner.search.rank import ranked_for
-from planner.search.search import with_micro_batch
 from planner.search.space import micro_batches, strategies
 from planner.speed.constants import SpeedConstants
 from planner.units import GIB
@@ -54,7 +53,7 @@ def _best_at_smallest_batch(request: Request, constants: SpeedConstants) -> Eval
         if listed == ():
             continue
         smallest = listed[0] if listed else strategy.micro_batch
-        outcome = evaluate(request, with_micro_batch(request, strategy, smallest), constants)
+        outcome = Ladder(request, strategy, constants).at(smallest)
         if isinstance(outcome, Evaluation) and outcome.verdict is Verdict.FITS:
             kept.append(outcome)
     order = ranked_for(request, kept)

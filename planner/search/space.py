@@ -1,11 +1,16 @@
-"""The search space: strategies, and the micro-batches of each.
+"""The search space: strategies, the micro-batches of each, and what is chosen among its settings.
 
 In: a request. Out: strategies (candidates with micro-batch 1) and, for one strategy, the micro-batches to try.
 
-A strategy is a point of ZeRO stage x tensor-parallel degree x checkpointing x offload: at most 4 x 4 x 2 x 4 of
-them, so
-the product is walked whole, without pruning. Micro-batches that were pinned are all tried; with a global batch, all its
-divisors; otherwise powers of two up to the largest that fits, and that one (search/evaluate.py finds it).
+A strategy is a point of ZeRO stage x tensor-parallel degree x checkpointing x offload: at most 4 x 4 x 2 x 4 of them,
+so the product is walked whole, without pruning. Micro-batches that were pinned are all tried; with a global batch, all
+its divisors, so that accumulation is weighed against them; otherwise powers of two up to the largest that fits, and
+that one.
+
+Every strategy at every micro-batch has a short ladder of settings (search/variants.py), the usual ones first. It enters
+the ranking once, with the best of them that fits (search/choose.py): plans that fit before borderline ones, then by the
+objective. It is rejected when none fits, and the one that misses by least is recorded. The largest micro-batch is the
+largest at which any fits. Settings of `--config` are the only ones of the ladder.
 """
 
 from __future__ import annotations

@@ -11,13 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from planner import estimate
 
 LIMIT_S = 0.6  # warm, on two idle cores
+LARGE_LIMIT_S = 2.0
 RUNS = 8
 ESTIMATE_LIMIT_S = 0.001  # of processor time, in a process that has answered before
 BATCH_LIMIT_S = 10.0  # of processor time, one process on one core
 BATCH_LINES = 10_000
+THOUSAND_GPUS = """
+gpus = "128x8xH100-80G"
+host_ram_gib = 2048
+nvme_tb = 30
+nvme_read_gb_per_s = 48
+nvme_write_gb_per_s = 26
+"""
 
 
 def configurations() -> Iterator[dict[str, Any]]:
@@ -35,24 +45,30 @@ def configurations() -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def test_the_main_command_takes_at_most_six_tenths_of_a_second(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "planner",
-        "--model",
-        "13b",
-        "--gpus",
-        "4xA100-80G",
-        "--out",
-        str(tmp_path / "plan"),
-    ]
+def fastest_s(arguments: list[str]) -> float:
+    """The whole process, the best of several runs."""
     taken = []
     for _ in range(RUNS):
         start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "planner", *arguments], check=True, capture_output=True)
         taken.append(time.perf_counter() - start)
-    assert min(taken) <= LIMIT_S, [f"{seconds:.2f}" for seconds in taken]
+    return min(taken)
+
+
+@pytest.mark.parametrize("gpus", ["4xA100-80G", "8xA100-80G"])
+def test_the_main_command_takes_at_most_six_tenths_of_a_second(gpus: str, tmp_path: Path) -> None:
+    arguments = ["--model", "13b", "--gpus", gpus, "--out", str(tmp_path / "plan")]
+    assert fastest_s(arguments) <= LIMIT_S
+
+
+@pytest.mark.parametrize("batch", [[], ["--global-batch", "4096"]], ids=["largest micro-batch", "global batch"])
+def test_a_thousand_gpus_with_every_axis_take_at_most_two_seconds(batch: list[str], tmp_path: Path) -> None:
+    """Local drives make NVMe offload legal, so that no strategy is out by a rule alone."""
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(THOUSAND_GPUS)
+    arguments = ["--model", "70b", "--gpus", str(cluster), "--zero", "0,1,2,3", "--tp", "1,2,4,8", "--json", *batch]
+    arguments += ["--checkpointing", "none,full", "--offload", "none,optimizer,optimizer+param,nvme"]
+    assert fastest_s(arguments) <= LARGE_LIMIT_S
 
 
 def test_one_estimate_takes_at_most_a_millisecond() -> None:
