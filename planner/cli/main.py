@@ -7,6 +7,7 @@ branch.
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 
 import typer
@@ -31,6 +32,9 @@ app.command("accuracy", epilog=accuracy.EXAMPLES)(accuracy.accuracy_command)
 # UsageError of whichever click this typer brings: its own copy, or the package.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 COMMANDS = ("plan", "estimate", "check", "smoke", "show", "accuracy")
+GARBAGE_THRESHOLD = 100_000
+"""Objects between two searches for cycles: a plan makes many records and hardly a cycle, and looking takes a twentieth
+of the command's time."""
 LATER = ("measure", "calibrate", "compare", "report", "diagnose")
 
 
@@ -45,6 +49,7 @@ def root(
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    gc.set_threshold(GARBAGE_THRESHOLD)
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.exit(run(arguments))
 

@@ -5,7 +5,7 @@ on the micro-batch. Settings that `--config` gives are the only ones.
 
 What each step is for:
 
-* large pieces: fewer collectives and launches, for a few GiB;
+* large pieces: fewer collectives and launches, for a few GiB; with offload only between nodes, where starts cost more;
 * small pieces, and the same without `overlap_comm`: the least memory;
 * stage 3, parameters kept from forward to backward (`stage3_max_reuse_distance`): a quarter of the model, or all of it,
   which saves their second gather;
@@ -83,9 +83,12 @@ def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings
         prefetch_bucket_elements=max(usual.prefetch_bucket_elements, min(sizes.layer, LARGE_BUCKET)),
         sub_group_elements=LARGE_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
     )
-    yield large
+    several_nodes = request.cluster.nodes > 1
+    if offload is Offload.NONE or several_nodes:
+        yield large
     if offload.param_device == "none":
-        yield from _kept(usual, sizes.total, PASSES[strategy.checkpointing])
+        shares = KEPT_SHARES if offload is Offload.NONE else KEPT_SHARES[-1:]
+        yield from _kept(usual, sizes.total, shares, PASSES[strategy.checkpointing])
     if _has_node_copies(request, strategy):
         yield replace(usual, hpz_partition_size=request.cluster.gpus_per_node)
         yield replace(large, hpz_partition_size=request.cluster.gpus_per_node)
@@ -105,9 +108,9 @@ def _small_pieces(usual: ZeroSettings, offload: Offload) -> ZeroSettings:
     )
 
 
-def _kept(usual: ZeroSettings, elements: int, passes: int) -> Iterator[ZeroSettings]:
+def _kept(usual: ZeroSettings, elements: int, shares: tuple[float, ...], passes: int) -> Iterator[ZeroSettings]:
     """Parameters at the end of the model stay gathered; prefetching keeps the room that it usually has."""
-    for share in KEPT_SHARES:
+    for share in shares:
         kept = int(share * elements)
         if passes * kept > usual.max_reuse_distance:
             room = kept + usual.max_live_parameters
