@@ -126,8 +126,8 @@ def test_page_locked_gradients_are_rounded_one_by_one_and_one_block_is_left_behi
 
 
 def test_the_engine_divides_as_the_rules_say() -> None:
-    """Measured: DeepSpeed 0.19.8 on CPU, its device named apart; Llama of 64 wide, 6 layers, sub-groups of 60,000, ratio
-    0.4: groups of these sizes, the first three stepped by torch's AdamW, the last two by DeepSpeedCPUAdam."""
+    """Measured: DeepSpeed 0.19.8 on CPU, its device named apart; Llama of 64 wide, 6 layers, sub-groups of 60,000,
+    ratio 0.4: groups of these sizes, the first three stepped by torch's AdamW, the last two by DeepSpeedCPUAdam."""
     measured, on_gpu = (63488, 63744, 67712, 61696, 59584), 3
     shape = replace(
         resolve_model("llama-2-7b"), hidden=64, layers=6, heads=4, kv_heads=4, head_dim=16, ffn_hidden=160, vocab=256
