@@ -16,7 +16,7 @@ from planner.units import gib_text
 CLEARLY_MORE = 0.10
 """The share of a card that counts as clearly more headroom: 8 GiB of 80, twice the margin of the memory model."""
 
-RULE = "smallest tp that fits, then largest micro-batch"
+RULE = "smallest tp that fits, no recomputation, then largest micro-batch"
 
 
 def change_percent(best: Evaluation, other: Evaluation) -> int:

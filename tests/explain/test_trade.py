@@ -44,7 +44,7 @@ def test_the_winner_says_what_it_costs_against_the_runner_up() -> None:
 def test_the_plan_of_the_rule_of_thumb_is_named_where_it_is_another() -> None:
     said = sentences([made(150, 70 * GIB, tp=2), made(100, 66 * GIB, micro_batch=4)])
     assert said[0] == (
-        "the rule of thumb (smallest tp that fits, then largest micro-batch) takes ZeRO-2 mb4: "
+        "the rule of thumb (smallest tp that fits, no recomputation, then largest micro-batch) takes ZeRO-2 mb4: "
         "-33 % tokens/s for 4.0 GiB more headroom"
     )
 
@@ -52,8 +52,9 @@ def test_the_plan_of_the_rule_of_thumb_is_named_where_it_is_another() -> None:
 def test_a_tie_that_simplicity_decided_is_said() -> None:
     said = sentences([made(102, 70 * GIB, micro_batch=8), made(100, 66 * GIB, micro_batch=2)])
     assert said == (
-        "predicted fastest is ZeRO-2 mb8, which the rule of thumb (smallest tp that fits, then largest micro-batch) "
-        "takes, with +2 % tokens/s for 4.0 GiB less headroom: inside the 3 % that the speed model cannot tell apart",
+        "predicted fastest is ZeRO-2 mb8, which the rule of thumb (smallest tp that fits, no recomputation, "
+        "then largest micro-batch) takes, with +2 % tokens/s for 4.0 GiB less headroom: inside the 3 % that the speed "
+        "model cannot tell apart",
     )
     said = sentences([made(102, 70 * GIB, tp=2), made(100, 66 * GIB, zero=3)])
     assert said[0] == (
