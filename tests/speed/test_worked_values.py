@@ -7,6 +7,8 @@ the element-wise work of every architecture and no traffic of gradients inside t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,7 @@ from planner.records.model import ModelShape
 from planner.speed import layer
 from planner.speed.constants import SpeedConstants, Stack
 from planner.speed.elementwise import LayerKernels, PassWork
-from planner.speed.estimate import time_estimate
+from planner.speed.estimate import _kept_kernels, time_estimate
 
 MULTIPLES = {Stack.EAGER: 57.0, Stack.FUSED: 16.5, Stack.COMPILED: 25.0}
 
@@ -49,10 +51,15 @@ def textbook_kernels(model: ModelShape, *_: object, stack: Stack, **__: object) 
 
 
 @pytest.fixture(autouse=True)
-def textbook_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def textbook_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(layer, "layer_kernels", textbook_kernels)
     monkeypatch.setattr(layer, "adapter_launches", lambda *_: ((0.0, 0.0),))
     monkeypatch.setattr(layer, "gradient_traffic_s", lambda *_, **__: 0.0)
+    yield
+    kept_kernels.cache_clear()
+    _kept_kernels.cache_clear()  # which other tests fill with layers that are not the textbook's
+    yield
+    _kept_kernels.cache_clear()
 
 
 def estimate(case: tuple, *, stack: Stack = Stack.EAGER, constants: SpeedConstants | None = None) -> TimeEstimate:
