@@ -20,6 +20,7 @@ def speed_constants() -> SpeedConstants:
         (
             Stack(name),
             StackProfile(
+                logit_bytes=row["logit_bytes"],
                 hbm_share=row["hbm_share"],
                 score_values=(row["score_values"][0], row["score_values"][1]),
                 floor_s=tuple((int(tp), float(seconds)) for tp, seconds in row["floor_s"]),

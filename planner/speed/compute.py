@@ -162,6 +162,7 @@ def head_s(
     head_tp: int,
     logits_tp: int,
     weight_bytes: int,
+    logit_bytes: float,
     flop_per_s: float,
     hbm_bytes_per_s: float,
     constants: SpeedConstants,
@@ -169,11 +170,12 @@ def head_s(
 ) -> float:
     """Seconds of output head and loss, forward and backward, once per micro-batch.
 
-    Formula: 3 * gemm_s of (T, V/t, h) + 10 * T * V / t / W; t is 1 where AutoTP leaves the head, or its logits, whole;
-        2 * gemm_s where the head is frozen.
-    Source: 10 bytes per logit: 16-bit logits, fp32 copy, log-softmax and gradient; part of the fit on llm-foundry.
+    Formula: 3 * gemm_s of (T, V/t, h) + b * T * V / t / W; b is 36 for the loss of transformers, 10 for fused ones;
+        t is 1 where AutoTP leaves the head, or its logits, whole; 2 * gemm_s where the head is frozen.
+    Source: 36 bytes per logit: transformers 5.24, loss/loss_utils.py `ForCausalLMLoss`, traced in
+        tests/golden/kernels.toml; 10: 16-bit logits, fp32 copy, log-softmax and gradient, each once.
         What is divided: deepspeed/module_inject/auto_tp.py, DeepSpeed 0.19.8.
-    Leaves out: fused losses, which save memory more than time.
+    Leaves out: logits that are capped, 26 bytes more.
     """
     columns, passes = vocab / head_tp, 2 if frozen else 3
     products = gemm_s(
@@ -184,7 +186,7 @@ def head_s(
         hbm_bytes_per_s=hbm_bytes_per_s,
         constants=constants,
     )
-    return products + constants.logit_bytes * tokens * vocab / logits_tp / hbm_bytes_per_s
+    return products + logit_bytes * tokens * vocab / logits_tp / hbm_bytes_per_s
 
 
 def host_floor_s(profile: StackProfile, tp: int) -> float:

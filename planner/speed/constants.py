@@ -21,6 +21,7 @@ class Stack(str, Enum):
 class StackProfile:
     """What one software stack costs beside its matrix products."""
 
+    logit_bytes: float  # HBM traffic of the loss per token and vocabulary entry
     hbm_share: float  # of the HBM bandwidth that element-wise kernels reach
     score_values: tuple[float, float]  # times that materialised scores cross memory, forward and backward
     floor_s: tuple[tuple[int, float], ...]  # (tp, seconds per layer and pass), ascending in tp
@@ -57,7 +58,6 @@ class SpeedConstants:
     attention_half_rate_tokens: float  # sample length at which a flash kernel reaches half its rate on long samples
     eager_attention_share: float  # rate of the products of materialised scores over that of large matrix products
     launch_s: float  # of the host, for each small kernel of an adapter
-    logit_bytes: float  # HBM traffic of head and loss per token and vocabulary entry
     overlap_exposed_share: float  # of the shorter of two overlapping activities
     collective_base_s: float
     collective_rank_s: float

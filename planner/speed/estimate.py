@@ -264,6 +264,7 @@ def _add_head(sums: TermSums, job: Setup, constants: SpeedConstants) -> float:
         head_tp=job.tp if work.head_divided else 1,
         logits_tp=job.tp if work.logits_divided else 1,
         weight_bytes=job.weight_bytes,
+        logit_bytes=job.logit_bytes,
         flop_per_s=job.gemm_flop_per_s,
         hbm_bytes_per_s=job.hbm_bytes_per_s,
         constants=constants,

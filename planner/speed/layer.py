@@ -10,7 +10,7 @@ from planner.geometry.params import rank_parameter_count
 from planner.records.candidate import Candidate, Checkpointing, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, ModelShape
-from planner.records.request import Attention, Workload
+from planner.records.request import Attention, Loss, Workload
 from planner.speed.adapters import Frozen, adapter_s, frozen_base, unpack_s
 from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, library, tensor_parallel_s
 from planner.speed.compute import (
@@ -53,6 +53,7 @@ class Setup(NamedTuple):
     eager_attention: bool
     kernels: tuple[LayerKernels, ...]  # of every kind of layer
     launches: tuple[tuple[float, float], ...]  # that adapters add, forward and backward, of every kind of layer
+    logit_bytes: float
     hbm_share: float  # that element-wise kernels reach
     score_values: tuple[float, float]  # times materialised scores cross memory, forward and backward
     frozen: Frozen | None  # None: every parameter is trained
@@ -122,6 +123,7 @@ def setup(
         eager_attention=workload.attention is Attention.EAGER,
         kernels=layer_kernels(model, workload.adapter, attention=workload.attention, stack=stack),
         launches=adapter_launches(model, workload.adapter, stack),
+        logit_bytes=(constants.profile(Stack.FUSED) if workload.loss is Loss.FUSED else profile).logit_bytes,
         hbm_share=profile.hbm_share,
         score_values=profile.score_values,
         frozen=frozen_base(model, workload.adapter, weight_bytes) if workload.adapter else None,
@@ -129,7 +131,7 @@ def setup(
 
 
 def with_settings(job: Setup, cluster: Cluster, candidate: Candidate, constants: SpeedConstants) -> Setup:
-    """The job of a candidate that differs from its own in nothing but settings.
+    """The job of a candidate that differs from its own in nothing but settings, and not in the gradients' width.
 
     Formula: the rates of its groups, and what overlap leaves exposed; nothing else depends on settings.
     Source: see `setup`.

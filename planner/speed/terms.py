@@ -43,8 +43,8 @@ TERMS: dict[str, tuple[str, str]] = {
         "arXiv:2205.05198, section 5: full recomputation repeats forward",
     ),
     "compute/head": (
-        "gas * (3 * gemm(T, V/t, h) + 10 * T * V / W)",
-        "fit on llm-foundry",
+        "gas * (3 * gemm(T, V/t, h) + 36 * T * V / W), 10 in place of 36 for a fused loss",
+        "transformers 5.24, loss/loss_utils.py, traced",
     ),
     "compute/host_floor": (
         "gas * layers * sum over passes of max(0, floor - time of the pass on the GPU)",

@@ -162,5 +162,5 @@ def textbook(**changes: Any) -> SpeedConstants:
         }
         | changes
     )
-    stacks = tuple((stack, replace(profile, hbm_share=1.0)) for stack, profile in constants.stacks)
+    stacks = tuple((stack, replace(profile, hbm_share=1.0, logit_bytes=10.0)) for stack, profile in constants.stacks)
     return replace(constants, attention_half_rate_tokens=0.0, collective_wait_s=0.0, stacks=stacks)

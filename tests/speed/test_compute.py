@@ -118,6 +118,7 @@ def test_whole_logits_cost_as_much_on_every_rank() -> None:
             head_tp=head_tp,
             logits_tp=logits_tp,
             weight_bytes=2,
+            logit_bytes=10.0,
             flop_per_s=1e30,
             hbm_bytes_per_s=2e12,
             constants=replace(CONSTANTS, gemm_operand_share=0.0, gemm_launch_s=0.0),
