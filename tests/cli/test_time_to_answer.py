@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,12 +46,14 @@ def configurations() -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def fastest_s(arguments: list[str]) -> float:
-    """The whole process, the best of several runs."""
+def fastest_s(arguments: list[str], folder: Path) -> float:
+    """The whole process, the best of several runs, with bytecode at hand as an installed package has it."""
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+    command = [sys.executable, "-m", "planner", *arguments]
     taken = []
     for _ in range(RUNS):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "planner", *arguments], check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, **bytecode})
         taken.append(time.perf_counter() - start)
     return min(taken)
 
@@ -58,7 +61,7 @@ def fastest_s(arguments: list[str]) -> float:
 @pytest.mark.parametrize("gpus", ["4xA100-80G", "8xA100-80G"])
 def test_the_main_command_takes_at_most_six_tenths_of_a_second(gpus: str, tmp_path: Path) -> None:
     arguments = ["--model", "13b", "--gpus", gpus, "--out", str(tmp_path / "plan")]
-    assert fastest_s(arguments) <= LIMIT_S
+    assert fastest_s(arguments, tmp_path) <= LIMIT_S
 
 
 @pytest.mark.parametrize("batch", [[], ["--global-batch", "4096"]], ids=["largest micro-batch", "global batch"])
@@ -68,7 +71,7 @@ def test_a_thousand_gpus_with_every_axis_take_at_most_two_seconds(batch: list[st
     cluster.write_text(THOUSAND_GPUS)
     arguments = ["--model", "70b", "--gpus", str(cluster), "--zero", "0,1,2,3", "--tp", "1,2,4,8", "--json", *batch]
     arguments += ["--checkpointing", "none,full", "--offload", "none,optimizer,optimizer+param,nvme"]
-    assert fastest_s(arguments) <= LARGE_LIMIT_S
+    assert fastest_s(arguments, tmp_path) <= LARGE_LIMIT_S
 
 
 def test_one_estimate_takes_at_most_a_millisecond() -> None:
