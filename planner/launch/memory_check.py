@@ -44,10 +44,11 @@ class MemoryComparison:
 
 
 def predicted_bytes(model: ModelShape, workload: Workload, candidate: Candidate) -> Mapping[Phase, int]:
-    """Bytes of the fullest rank in each phase, on a CPU: pinning rounds nothing there."""
+    """Bytes of the fullest rank in each phase, on a CPU: pinning rounds nothing there, and a partial offload leaves
+    nothing elsewhere, for the accelerator is the CPU too (stage3.py `subgroup_to_device`, DeepSpeed 0.19.8)."""
     ranks = candidate.degrees.world_size
-    unpinned = replace(candidate, settings=replace(candidate.settings, pin_memory=False))
-    memory = estimate_memory(model, parse_cluster(f"{ranks}xA100-80G"), workload, unpinned)
+    settings = replace(candidate.settings, pin_memory=False, optimizer_offload_ratio=1.0)
+    memory = estimate_memory(model, parse_cluster(f"{ranks}xA100-80G"), workload, replace(candidate, settings=settings))
     bytes_of = {phase: phase_bytes(memory, phase, ranks=ranks) for phase in PHASES}
     sharded = candidate.zero is ZeroStage.PARAMETERS
     if not sharded:  # every rank builds the whole model before there is an engine
