@@ -8,7 +8,6 @@ the element-wise work of every architecture and no traffic of gradients inside t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -52,12 +51,10 @@ def textbook_kernels(model: ModelShape, *_: object, stack: Stack, **__: object) 
 
 @pytest.fixture(autouse=True)
 def textbook_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _kept_kernels.cache_clear()  # which other tests fill with layers that are not the textbook's
     monkeypatch.setattr(layer, "layer_kernels", textbook_kernels)
     monkeypatch.setattr(layer, "adapter_launches", lambda *_: ((0.0, 0.0),))
     monkeypatch.setattr(layer, "gradient_traffic_s", lambda *_, **__: 0.0)
-    yield
-    kept_kernels.cache_clear()
-    _kept_kernels.cache_clear()  # which other tests fill with layers that are not the textbook's
     yield
     _kept_kernels.cache_clear()
 
