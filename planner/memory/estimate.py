@@ -153,11 +153,75 @@ def _sums_of_strategy(
     ranks_per_node: int,
 ) -> Strategy:
     """Kept because all micro-batches of a strategy share them."""
+    given = _inputs(
+        model, zero, degrees, checkpointing, offload, accumulation, settings, precision, optimizer, adapter,
+        capacity_bytes, ranks_per_node,
+    )  # fmt: skip
+    on_host = _on_host(
+        model, zero, degrees, offload, accumulation, settings.pin_memory, settings.sub_group_elements,
+        settings.optimizer_offload_ratio, precision, optimizer, adapter, capacity_bytes, ranks_per_node,
+    )  # fmt: skip
+    sums = _summed((*(term for term in gpu_terms(given) if term.size_bytes), *on_host))
+    return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
+
+
+@lru_cache(maxsize=4096)
+def _on_host(
+    model: ModelShape,
+    zero: ZeroStage,
+    degrees: Degrees,
+    offload: Offload,
+    accumulation: int,
+    pin_memory: bool,  # noqa: FBT001 (part of the cache's key, as all of these)
+    sub_group_elements: int,
+    optimizer_offload_ratio: float,
+    precision: Precision,
+    optimizer: Optimizer,
+    adapter: Adapter | None,
+    capacity_bytes: int,
+    ranks_per_node: int,
+) -> tuple[Term, ...]:
+    """Kept because most settings and checkpointing do not reach the host."""
+    settings = ZeroSettings(
+        overlap_comm=True,
+        reduce_bucket_elements=0,
+        allgather_bucket_elements=0,
+        prefetch_bucket_elements=0,
+        param_persistence_threshold=0,
+        max_live_parameters=0,
+        max_reuse_distance=0,
+        sub_group_elements=sub_group_elements,
+        pin_memory=pin_memory,
+        fp32_gradient_accumulation=False,
+        optimizer_offload_ratio=optimizer_offload_ratio,
+    )
+    given = _inputs(
+        model, zero, degrees, Checkpointing.NONE, offload, accumulation, settings, precision, optimizer, adapter,
+        capacity_bytes, ranks_per_node,
+    )  # fmt: skip
+    return tuple(term for term in host_terms(given) if term.size_bytes)
+
+
+def _inputs(
+    model: ModelShape,
+    zero: ZeroStage,
+    degrees: Degrees,
+    checkpointing: Checkpointing,
+    offload: Offload,
+    accumulation: int,
+    settings: ZeroSettings,
+    precision: Precision,
+    optimizer: Optimizer,
+    adapter: Adapter | None,
+    capacity_bytes: int,
+    ranks_per_node: int,
+) -> Inputs:
+    """What the terms of a strategy depend on."""
     base, quantized = rank_sizes(model, degrees.tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
     trained = base if adapter is None else adapter_sizes(model, adapter)
-    given = Inputs(
+    return Inputs(
         candidate=Candidate(
             zero=zero,
             degrees=degrees,
@@ -178,8 +242,6 @@ def _sums_of_strategy(
         capacity_bytes=capacity_bytes,
         ranks_per_node=ranks_per_node,
     )
-    sums = _summed(term for term in (*gpu_terms(given), *host_terms(given)) if term.size_bytes)
-    return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
 
 
 def batch_part(model: ModelShape, workload: Workload, candidate: Candidate) -> Batch:

@@ -35,6 +35,9 @@ LARGE_SUB_GROUP = 1_000_000_000
 
 KEPT_SHARES = (0.25, 1.0)
 RATIOS = (0.75, 0.5, 0.25)
+RATIOS_ON_ONE_NODE = (0.5, 0.25)
+"""Fewer where an answer is due in half a second."""
+
 PASSES = {Checkpointing.NONE: 2, Checkpointing.FULL: 3}
 """How often a layer is traversed from its forward to its own backward (memory/gathered.py `reused_elements`)."""
 
@@ -142,7 +145,7 @@ def _shared_updates(request: Request, strategy: Candidate) -> Iterator[ZeroSetti
     tensors = rank_sizes(request.model, degrees.tp).tensors
     groups = len(host.sub_group_elements(tensors, degrees.dp, settings.sub_group_elements))
     seen = {0}
-    for ratio in RATIOS:
+    for ratio in RATIOS if request.cluster.nodes > 1 else RATIOS_ON_ONE_NODE:
         on_gpu = host.groups_left_on_gpu(groups, ratio)
         if on_gpu not in seen:
             seen.add(on_gpu)

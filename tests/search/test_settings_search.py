@@ -18,7 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from strategies import requests
 
 from planner.catalog.speed import speed_constants
+from planner.memory.estimate import _inputs, estimate_memory
+from planner.memory.host_terms import host_terms
 from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
+from planner.records.estimate import Device
 from planner.records.plan import Evaluation, Rejection, Verdict
 from planner.records.request import Objective, Request
 from planner.search.evaluate import evaluate
@@ -227,6 +230,29 @@ def test_settings_of_a_file_are_the_only_ones(fields: dict[str, object]) -> None
         found += 1
     assert found
     assert all(e.candidate.settings == given_settings for e in search(pinned, CONSTANTS).ranked)
+
+
+@settings(max_examples=15, deadline=None)
+@given(requests(), st.booleans())
+def test_the_host_depends_on_no_other_setting(fields: dict[str, object], fp32: bool) -> None:
+    """The search keeps host terms by the settings that they read; here they are made from all settings."""
+    request = build_request(fields)
+    model, cluster, workload = request.model, request.cluster, request.workload
+    found = 0
+    for strategy in strategies(request):
+        if first_breach(request, strategy, RULES[:-4]) is not None:
+            continue
+        for variant in itertools.chain(*settings_variants(request, strategy)):
+            chosen = replace(strategy, settings=replace(variant, fp32_gradient_accumulation=fp32))
+            given_all = _inputs(
+                model, chosen.zero, chosen.degrees, chosen.checkpointing, chosen.offload, 1, chosen.settings,
+                workload.precision, workload.optimizer, workload.adapter, cluster.gpu.memory_bytes,
+                cluster.gpus_per_node,
+            )  # fmt: skip
+            terms = [t for t in estimate_memory(model, cluster, workload, chosen).terms if t.device is not Device.GPU]
+            assert terms == [t for t in host_terms(given_all) if t.size_bytes]
+            found += 1
+    assert found or not any(request.axes.zero)
 
 
 def test_rungs_are_few_and_distinct() -> None:
