@@ -16,6 +16,9 @@ from planner.units import GIB
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
+FITTED = ("V100", "B200-180G")
+"""Cards whose efficiency was set on whole training steps since: the source of their rows says on which."""
+
 OBSERVED_GIB = [
     # torch's total_memory in GiB as seen in public messages: least, most
     ("A100-80G", 79.14, 79.35),
@@ -101,7 +104,7 @@ def test_gpu_figures_are_in_a_sane_range(gpus):
         assert row["fp32_tflop_per_s"] <= peak, name
         assert 25 < peak * 1e12 / (row["hbm_gb_per_s"] * 1e9) < 520, f"{name}: FLOP per byte of HBM"
         assert 0.3 < row["gemm_efficiency"] < 0.95, name
-        assert 0.1 < row["attention_efficiency"] < 0.6, name
+        assert 0.1 < row["attention_efficiency"] < 0.7, name
         assert row["host_link_gb_per_s"] in (12, 12.5, 24, 50, 380), name
         assert 0.1 < row.get("usd_per_hour", 1) < 20, name
         assert 50 < row["tdp_w"] < 1500, name
@@ -317,7 +320,8 @@ def test_the_tables_agree_with_the_research_data(gpus, nodes):
         known = research[row["full_name"]]
         assert row["hbm_gb_per_s"] == known["hbm_gb_s"]
         assert row.get("bf16_tflop_per_s") == (known["tflops_dense"]["bf16"] if known["bf16"] else None)
-        assert row["gemm_efficiency"] == known["gemm_eff_default"]
+        if not row["name"].startswith(FITTED):
+            assert row["gemm_efficiency"] == known["gemm_eff_default"]
         low, high = known["price_usd_per_gpu_hour"] or (None, None)
         if low:
             assert row["usd_per_hour"] == pytest.approx(math.sqrt(low * high), abs=0.006)
