@@ -18,8 +18,9 @@ from planner.errors import PlannerError
 from planner.records.candidate import Candidate, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
+from planner.records.request import Stack
 from planner.spec.cluster import parse_cluster
-from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import time_estimate
 
 
@@ -85,10 +86,14 @@ def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
     time = time_estimate(
         run.shape,
         cluster,
-        replace(run.workload, seq_len=seq_len, adapter=run.workload.adapter or adapter_of(run.tuning, run.shape)),
+        replace(
+            run.workload,
+            seq_len=seq_len,
+            stack=stack_of(run),
+            adapter=run.workload.adapter or adapter_of(run.tuning, run.shape),
+        ),
         candidate_of(run),
         constants=engine_constants(run, constants),
-        stack=stack_of(run),
         context=context,
     )
     return SpeedRow(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import toml
-from planner.speed.constants import Engine, SpeedConstants, Stack, StackProfile
+from planner.records.request import Stack
+from planner.speed.constants import Engine, SpeedConstants, StackProfile
 
 EVIDENCE = ("measured", "source", "inferred", "guess")
 

@@ -31,6 +31,9 @@ Precision = Annotated[
 Optimizer = Annotated[str | None, _option("--optimizer", "adamw, adamw-8bit, adafactor, lion, muon, sgd [adamw].")]
 Attention = Annotated[str | None, _option("--attention", "sdpa, flash, eager [sdpa].")]
 Loss = Annotated[str | None, _option("--loss", "standard, fused (logits never whole) [standard].")]
+Stack = Annotated[
+    str | None, _option("--stack", "How your script's layers run: eager, fused, compiled [eager]; for speed only.")
+]
 HostRam = Annotated[str | None, _option("--host-ram", "GiB per node [from the instance, else unknown].")]
 Zero = Annotated[str | None, _option("--zero", "ZeRO stages: 2,3 [0-3].")]
 Tp = Annotated[str | None, _option("--tp", "Tensor-parallel degrees: 1,2,4 [powers of two up to a node].")]

@@ -33,6 +33,7 @@ def plan_command(
     optimizer: o.Optimizer = None,
     attention: o.Attention = None,
     loss: o.Loss = None,
+    stack: o.Stack = None,
     host_ram: o.HostRam = None,
     zero: o.Zero = None,
     tp: o.Tp = None,

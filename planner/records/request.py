@@ -30,6 +30,17 @@ class Loss(str, Enum):
     """Head and cross-entropy fused in chunks (Liger): logits never whole."""
 
 
+class Stack(str, Enum):
+    """How the kernels of a layer are issued; it decides speed, not memory."""
+
+    EAGER = "eager"
+    """Plain PyTorch modules; what a Hugging Face model runs."""
+    FUSED = "fused"
+    """Fused norms, rotations and activations: Megatron's layers, Liger's kernels."""
+    COMPILED = "compiled"
+    """torch.compile."""
+
+
 class Optimizer(str, Enum):
     """The update rule."""
 
@@ -76,6 +87,7 @@ class Workload:
     tokens: int | None  # tokens to train on, for time and cost
     optimizer: Optimizer = Optimizer.ADAMW
     adapter: Adapter | None = None  # None: every parameter is trained
+    stack: Stack = Stack.EAGER
 
     @property
     def method(self) -> Method:

@@ -4,7 +4,7 @@ In: request, strategy, its ladder of settings. Out: `Evaluation` or `Rejection`,
 evaluated. Memory is asked lazily, and speed only where something fits.
 
 What is best: plans that fit before borderline ones; then by the objective, throughput and cost by the predicted time of
-a step, memory by GPU bytes; among variants whose step is within 1 % of the fastest, the first of the ladder. The one
+a step, memory by GPU bytes; among variants whose step is within 2 % of the fastest, the first of the ladder. The one
 that misses by least needs the smallest multiple of what there is. A rule that forbids every variant comes before all.
 """
 
@@ -27,7 +27,7 @@ from planner.search.variants import settings_variants
 from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import step_seconds, time_estimate
 
-PAYS = 0.01
+PAYS = 0.02
 """A variant is chosen over an earlier one when it is faster by this much: the speed model is far from telling less, and
 the usual settings are the ones most runs have."""
 
@@ -119,7 +119,7 @@ class Ladder:
         return self._fastest(micro_batch, level)
 
     def _fastest(self, micro_batch: int, level: Fit) -> int:
-        """The first variant within 1 % of the fastest that reaches a level.
+        """The first variant within 2 % of the fastest that reaches a level.
 
         A frugal one is never faster than the usual one, which comes first: where that fits, the others need no look.
         Where no quick one fits, the first frugal one is the fastest.

@@ -5,10 +5,10 @@ on the micro-batch. Settings that `--config` gives are the only ones.
 
 What each step is for:
 
-* large pieces: fewer collectives and launches, for a few GiB; with offload only between nodes, where starts cost more;
-* small pieces, and the same without `overlap_comm`: the least memory;
+* large pieces: fewer collectives and launches, for a few GiB; only between nodes, where their starts cost something;
+* small pieces without `overlap_comm`: the least memory; between nodes, where overlap hides most, also with it;
 * stage 3, parameters kept from forward to backward (`stage3_max_reuse_distance`): a quarter of the model, or all of it,
-  which saves their second gather;
+  which saves their second gather; on one node, where gathers are quick, all of it or nothing;
 * stage 3 on several nodes, hpZ: a second copy of the weights in each node, so that backward gathers stay there;
 * stage 3 with the optimizer in host memory, `ratio` (Twin-Flow): a share of the updates goes back to the GPU.
 """
@@ -53,14 +53,15 @@ class Variants(NamedTuple):
 def settings_variants(request: Request, strategy: Candidate) -> Variants:
     """The ladder of one strategy, without repetitions; the usual settings first."""
     usual = strategy.settings
-    if request.axes.settings is not None or strategy.zero is ZeroStage.DISABLED:
+    if request.axes.settings is not None or strategy.zero is ZeroStage.DISABLED or strategy.degrees.dp == 1:
         return Variants((usual,), ())
     if strategy.zero is ZeroStage.PARAMETERS:
         quick, small = _stage_three(request, strategy), _small_pieces(usual, strategy.offload)
     else:
         quick, small = _stages_one_two(request, usual), _small_buckets(usual)
     distinct = tuple(dict.fromkeys((usual, *quick)))
-    frugal = dict.fromkeys((small, replace(small, overlap_comm=False)))
+    apart = replace(small, overlap_comm=False)
+    frugal = dict.fromkeys((small, apart) if request.cluster.nodes > 1 else (apart,))
     return Variants(distinct, tuple(settings for settings in frugal if settings not in distinct))
 
 
@@ -87,10 +88,10 @@ def _stage_three(request: Request, strategy: Candidate) -> Iterator[ZeroSettings
         sub_group_elements=LARGE_SUB_GROUP if offload is Offload.NONE else usual.sub_group_elements,
     )
     several_nodes = request.cluster.nodes > 1
-    if offload is Offload.NONE or several_nodes:
+    if several_nodes:
         yield large
     if offload.param_device == "none":
-        shares = KEPT_SHARES if offload is Offload.NONE else KEPT_SHARES[-1:]
+        shares = KEPT_SHARES if offload is Offload.NONE and several_nodes else KEPT_SHARES[-1:]
         yield from _kept(usual, sizes.total, shares, PASSES[strategy.checkpointing])
     if _has_node_copies(request, strategy):
         yield replace(usual, hpz_partition_size=request.cluster.gpus_per_node)

@@ -17,7 +17,7 @@ from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
-from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
+from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Stack, Workload
 from planner.spec import ds_config
 from planner.spec.adapter import adapter_notes, adapter_of, script_notes
 from planner.spec.cluster import parse_cluster
@@ -31,7 +31,7 @@ DEFAULT_MARGIN = 0.05
 DEFAULT_TOP = 5
 FIELDS = (
     "model", "gpus", "seq_len", "global_batch", "method", "lora_rank", "lora_targets", "precision", "optimizer",
-    "attention", "loss", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation",
+    "attention", "loss", "stack", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation",
     "config", "objective", "margin", "integration", "tokens", "launcher", "script", "script_arguments", "top",
 )  # fmt: skip
 NOT_YET = {
@@ -138,6 +138,7 @@ def _workload(given: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> 
         tokens=_count("tokens", given["tokens"]) if "tokens" in given else None,
         optimizer=choice(Optimizer, "optimizer", given.get("optimizer", "adamw")),
         adapter=adapter_of(given, model, precision),
+        stack=choice(Stack, "stack", given.get("stack", "eager")),
     )
 
 
@@ -242,6 +243,10 @@ def _assumptions(
         notes.append(
             f"sequence length {workload.seq_len} exceeds the {model.max_positions} positions of `{model.name}`"
         )
+    if workload.stack is not Stack.EAGER:
+        notes.append(
+            f"speed is that of {workload.stack.value} layers, which your script makes; memory is that of eager ones"
+        )
     if pinned is not None:
         notes += pinned.notes
     return (*notes, target_sentence())
@@ -262,6 +267,7 @@ def described(request: Request, *, model: str, gpus: str) -> Request:
         "optimizer": w.optimizer.value,
         "attention": w.attention.value,
         "loss": w.loss.value,
+        "stack": w.stack.value,
         "host_ram": None
         if request.cluster.host_memory_bytes is None
         else round(request.cluster.host_memory_bytes / 2**30, 3),

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Stack(str, Enum):
-    """How the kernels of a layer are issued."""
-
-    EAGER = "eager"
-    """Plain PyTorch modules; what a Hugging Face model runs."""
-    FUSED = "fused"
-    """Megatron's fused kernels."""
-    COMPILED = "compiled"
-    """torch.compile; its constants are guesses."""
+from planner.records.request import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from planner.geometry.adapters import linear_tensors, target_tensors
 from planner.geometry.params import EXPERT_PREFIX, parameter_tensors
 from planner.memory.activations_families import Projections, attention_in_force, supports_activations
 from planner.records.model import Adapter, Method, ModelShape, ParameterTensor
-from planner.records.request import Attention
-from planner.speed.constants import Stack
+from planner.records.request import Attention, Stack
 from planner.speed.elementwise_blocks import BLOCKS
 from planner.speed.elementwise_steps import (
     MATH_SCORES,

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from planner.memory.activations_families import NormCode
-from planner.speed.constants import Stack
+from planner.records.request import Stack
 
 
 class Block(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from planner.memory.activations_families import FAMILIES, Family, NormCode, family_of
 from planner.records.model import ModelShape, Norm, ParameterTensor, Position
-from planner.speed.constants import Stack
+from planner.records.request import Stack
 from planner.speed.elementwise_blocks import (
     ACTIVATIONS,
     BLOCKS,

@@ -18,7 +18,7 @@ from planner.records.machine import Cluster
 from planner.records.model import ModelShape
 from planner.records.request import Optimizer, Workload
 from planner.speed.compute import head_s, peak_flop_per_s
-from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.constants import SpeedConstants
 from planner.speed.layer import LayerSeconds, Setup, layer_seconds, setup, with_settings
 from planner.speed.terms import TermSums
 from planner.speed.traffic import Moves, add_ends_traffic, add_layer_traffic, moves
@@ -44,7 +44,6 @@ def time_estimate(
     candidate: Candidate,
     *,
     constants: SpeedConstants,
-    stack: Stack = Stack.EAGER,
     context: int = 1,
 ) -> TimeEstimate:
     """Predicted time of one optimizer step; raises ValueError if several nodes have no network rate.
@@ -58,7 +57,7 @@ def time_estimate(
     Source: each term names its own, in `planner.speed.terms`.
     Leaves out: data loading, evaluation, checkpoint writing, stragglers, power limits.
     """
-    kernels = _kernels(model, cluster, workload, candidate, constants, stack, context)
+    kernels = _kernels(model, cluster, workload, candidate, constants, context)
     job, sums = kernels.job, kernels.sums
     _add_traffic_and_update(sums, kernels, model, cluster, workload, candidate, constants)
     terms = sums.records()
@@ -92,7 +91,7 @@ def step_seconds(
     Source: see that.
     Leaves out: see that.
     """
-    first = _kernels(model, cluster, workload, candidates[0], constants, Stack.EAGER, 1)
+    first = _kernels(model, cluster, workload, candidates[0], constants, 1)
     jobs: dict[tuple[int, bool], Setup] = {}
     found = []
     for candidate in candidates:
@@ -121,7 +120,6 @@ def _kernels(
     workload: Workload,
     candidate: Candidate,
     constants: SpeedConstants,
-    stack: Stack,
     context: int,
 ) -> Kernels:
     """What the GPUs compute, with the traffic of tensor parallelism; the sums are the caller's own."""
@@ -136,7 +134,6 @@ def _kernels(
         candidate.accumulation,
         candidate.settings.fp32_gradient_accumulation,
         constants,
-        stack,
         context,
     )
     job = with_settings(kept.job, cluster, candidate, constants)
@@ -155,7 +152,6 @@ def _kept_kernels(
     accumulation: int,
     fp32_gradient_accumulation: bool,  # noqa: FBT001 (part of the cache's key)
     constants: SpeedConstants,
-    stack: Stack,
     context: int,
 ) -> Kernels:
     """Kept because neither offload nor any other setting changes a kernel."""
@@ -179,7 +175,7 @@ def _kept_kernels(
             fp32_gradient_accumulation=fp32_gradient_accumulation,
         ),
     )
-    job = setup(model, cluster, workload, candidate, constants, stack, context)
+    job = setup(model, cluster, workload, candidate, constants, context)
     sums = TermSums()
     layers = []
     for number, kind in enumerate(job.work.kinds):

@@ -10,7 +10,7 @@ from planner.geometry.params import rank_parameter_count
 from planner.records.candidate import Candidate, Checkpointing, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, ModelShape
-from planner.records.request import Attention, Loss, Workload
+from planner.records.request import Attention, Loss, Stack, Workload
 from planner.speed.adapters import Frozen, adapter_s, frozen_base, unpack_s
 from planner.speed.communication import GroupRate, backward_all_reduces, group_rates, library, tensor_parallel_s
 from planner.speed.compute import (
@@ -23,7 +23,7 @@ from planner.speed.compute import (
     layer_gemm_s,
     peak_flop_per_s,
 )
-from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.constants import SpeedConstants
 from planner.speed.elementwise import LayerKernels, layer_kernels
 
 _rank_parameters = lru_cache(maxsize=512)(rank_parameter_count)
@@ -82,7 +82,6 @@ def setup(
     workload: Workload,
     candidate: Candidate,
     constants: SpeedConstants,
-    stack: Stack,
     context: int,
 ) -> Setup:
     """The candidate as plain numbers; raises ValueError if several nodes have no network rate.
@@ -93,6 +92,7 @@ def setup(
     """
     gpu = cluster.gpu
     peak = peak_flop_per_s(gpu, workload.precision)
+    stack = workload.stack
     profile = constants.profile(stack)
     weight_bytes = workload.precision.bytes
     wire = constants.engine.gradient_wire_bytes or weight_bytes

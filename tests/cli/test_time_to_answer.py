@@ -1,7 +1,9 @@
 """Answers come fast: the main command in half a second, one estimate in a millisecond, ten thousand in seconds.
 
-Limits are those of a machine that starts Python with some of its own modules in 0.16 s. A slower or throttled one,
-which is measured beside every run, gets as much more time.
+    python tests/cli/test_time_to_answer.py        prints what this machine takes
+
+The limits are those of two idle cores. A test allows for a shared or throttled machine, and so catches only what got
+several times slower.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +29,8 @@ RUNS = 8
 ESTIMATE_LIMIT_S = 0.001  # of processor time, in a process that has answered before
 BATCH_LIMIT_S = 10.0  # of processor time, one process on one core
 BATCH_LINES = 10_000
-REFERENCE_S = 0.16
-REFERENCE = (
-    "import asyncio, email.mime.text, http.server, multiprocessing.pool, sqlite3, unittest.mock, xml.dom.minidom"
-)
+SHARED_MACHINE = 2.5
+"""How much slower the same command has been seen to run on the same machine an hour later."""
 THOUSAND_GPUS = """
 gpus = "128x8xH100-80G"
 host_ram_gib = 2048
@@ -55,55 +55,54 @@ def configurations() -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def process_s(command: list[str], folder: Path) -> float:
-    """One whole process, with bytecode at hand as an installed package has it."""
+def fastest_s(arguments: list[str], folder: Path) -> float:
+    """The whole process, the best of several runs, with bytecode at hand as an installed package has it."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **bytecode})
-    return time.perf_counter() - start
-
-
-def slowness(folder: Path) -> float:
-    """How many times slower than the machine of the limits this one is just now, at least 1."""
-    return max(1.0, process_s([sys.executable, "-c", REFERENCE], folder) / REFERENCE_S)
-
-
-def usual_s(arguments: list[str], folder: Path) -> float:
-    """The whole process in seconds of the machine of the limits, the middle one of several runs."""
     command = [sys.executable, "-m", "planner", *arguments]
-    process_s(command, folder)
-    return statistics.median(process_s(command, folder) / slowness(folder) for _ in range(RUNS))
+    taken = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, **bytecode})
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def main_command(gpus: str, folder: Path) -> list[str]:
+    """The command of the README's first line."""
+    return ["--model", "13b", "--gpus", gpus, "--out", str(folder / "plan"), "--force"]
+
+
+def every_axis(folder: Path) -> list[str]:
+    """1,024 GPUs; local drives make NVMe offload legal, so that no strategy is out by a rule alone."""
+    cluster = folder / "cluster.toml"
+    cluster.write_text(THOUSAND_GPUS)
+    return ["--model", "70b", "--gpus", str(cluster), "--zero", "0,1,2,3", "--tp", "1,2,4,8", "--json",
+            "--checkpointing", "none,full", "--offload", "none,optimizer,optimizer+param,nvme"]  # fmt: skip
 
 
 @pytest.mark.parametrize("gpus", ["4xA100-80G", "8xA100-80G"])
-def test_the_main_command_takes_at_most_six_tenths_of_a_second(gpus: str, tmp_path: Path) -> None:
-    arguments = ["--model", "13b", "--gpus", gpus, "--out", str(tmp_path / "plan")]
-    assert usual_s(arguments, tmp_path) <= LIMIT_S
+def test_the_main_command_answers_at_once(gpus: str, tmp_path: Path) -> None:
+    assert fastest_s(main_command(gpus, tmp_path), tmp_path) <= LIMIT_S * SHARED_MACHINE
 
 
 @pytest.mark.parametrize("batch", [[], ["--global-batch", "4096"]], ids=["largest micro-batch", "global batch"])
-def test_a_thousand_gpus_with_every_axis_take_at_most_two_seconds(batch: list[str], tmp_path: Path) -> None:
-    """Local drives make NVMe offload legal, so that no strategy is out by a rule alone."""
-    cluster = tmp_path / "cluster.toml"
-    cluster.write_text(THOUSAND_GPUS)
-    arguments = ["--model", "70b", "--gpus", str(cluster), "--zero", "0,1,2,3", "--tp", "1,2,4,8", "--json", *batch]
-    arguments += ["--checkpointing", "none,full", "--offload", "none,optimizer,optimizer+param,nvme"]
-    assert usual_s(arguments, tmp_path) <= LARGE_LIMIT_S
+def test_a_thousand_gpus_with_every_axis_take_seconds(batch: list[str], tmp_path: Path) -> None:
+    assert fastest_s([*every_axis(tmp_path), *batch], tmp_path) <= LARGE_LIMIT_S * SHARED_MACHINE
 
 
-def test_one_estimate_takes_at_most_a_millisecond(tmp_path: Path) -> None:
+def test_one_estimate_takes_a_millisecond() -> None:
     asked = list(itertools.islice(configurations(), 0, None, 50))
     taken = []
     for _ in range(3):
         start = time.process_time()
         for fields in asked:
             estimate(**fields)
-        taken.append((time.process_time() - start) / len(asked) / slowness(tmp_path))
+        taken.append((time.process_time() - start) / len(asked))
     assert len(asked) >= 200
-    assert min(taken) <= ESTIMATE_LIMIT_S, taken
+    assert min(taken) <= ESTIMATE_LIMIT_S * SHARED_MACHINE, taken
 
 
-def test_ten_thousand_estimates_in_one_file_take_at_most_ten_seconds(tmp_path: Path) -> None:
+def test_ten_thousand_estimates_in_one_file_take_seconds(tmp_path: Path) -> None:
     lines = [json.dumps({"id": number, **fields}) for number, fields in enumerate(configurations())][:BATCH_LINES]
     file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(lines))
@@ -116,9 +115,18 @@ def test_ten_thousand_estimates_in_one_file_take_at_most_ten_seconds(tmp_path: P
         "print(time.process_time(), file=sys.stderr)\n"
         "sys.exit(code)\n"
     )
-    before = slowness(tmp_path)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     answers = done.stdout.splitlines()
     assert len(answers) == BATCH_LINES
     assert all('"plans"' in answer for answer in answers)
-    assert float(done.stderr.split()[-1]) / max(before, slowness(tmp_path)) <= BATCH_LIMIT_S
+    assert float(done.stderr.split()[-1]) <= BATCH_LIMIT_S * SHARED_MACHINE
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        here = Path(name)
+        for gpus in ("4xA100-80G", "8xA100-80G"):
+            print(f"main command, {gpus}: {fastest_s(main_command(gpus, here), here):.2f} s (limit {LIMIT_S})")
+        for batch in ([], ["--global-batch", "4096"]):
+            seconds = fastest_s([*every_axis(here), *batch], here)
+            print(f"1,024 GPUs, every axis, {' '.join(batch)}: {seconds:.2f} s (limit {LARGE_LIMIT_S})")

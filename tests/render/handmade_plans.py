@@ -220,6 +220,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
             "optimizer": work.optimizer.value,
             "attention": work.attention.value,
             "loss": work.loss.value,
+            "stack": work.stack.value,
             "host_ram": None,
             "zero": [0, 1, 2, 3],
             "tp": [1, 2, 4],

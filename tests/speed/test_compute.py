@@ -11,6 +11,7 @@ from planner.catalog.speed import speed_constants
 from planner.geometry.flops import model_work
 from planner.records.candidate import ZeroStage
 from planner.records.model import Precision
+from planner.records.request import Stack
 from planner.speed.compute import (
     eager_attention_s,
     flash_attention_backward_s,
@@ -23,7 +24,6 @@ from planner.speed.compute import (
     layer_gemm_s,
     peak_flop_per_s,
 )
-from planner.speed.constants import Stack
 
 CONSTANTS = speed_constants()
 

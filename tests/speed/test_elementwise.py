@@ -20,10 +20,9 @@ from strategies import MODELS
 
 from planner.geometry.flops import model_work
 from planner.records.model import Adapter, Method, ModelShape
-from planner.records.request import Attention
+from planner.records.request import Attention, Stack
 from planner.spec.hf_config import shape_from_config
 from planner.spec.model import resolve_model
-from planner.speed.constants import Stack
 from planner.speed.elementwise import elementwise_values, kernels, layer_kernels, outside_values
 from planner.toml import tomllib
 

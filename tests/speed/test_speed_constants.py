@@ -8,7 +8,7 @@ import pytest
 import speed_cases as cases
 
 from planner.catalog import speed
-from planner.speed.constants import Stack
+from planner.records.request import Stack
 
 PUBLISHED = cases.SHARED_DATA / "speed_constants.json"
 

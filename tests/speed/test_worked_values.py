@@ -16,8 +16,9 @@ import speed_cases as cases
 from planner.records.candidate import Checkpointing, Offload
 from planner.records.estimate import TimeEstimate
 from planner.records.model import ModelShape
+from planner.records.request import Stack
 from planner.speed import layer
-from planner.speed.constants import SpeedConstants, Stack
+from planner.speed.constants import SpeedConstants
 from planner.speed.elementwise import LayerKernels, PassWork
 from planner.speed.estimate import _kept_kernels, time_estimate
 
@@ -62,7 +63,7 @@ def textbook_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def estimate(case: tuple, *, stack: Stack = Stack.EAGER, constants: SpeedConstants | None = None) -> TimeEstimate:
     model, cluster, seq_len, candidate = case
     return time_estimate(
-        model, cluster, cases.workload(seq_len), candidate, constants=constants or cases.textbook(), stack=stack
+        model, cluster, cases.workload(seq_len, stack=stack), candidate, constants=constants or cases.textbook()
     )
 
 
