@@ -142,6 +142,8 @@ def stack_of(run: Run) -> Stack:
     """How the run's kernels are issued."""
     if run.point.compile:
         return Stack.COMPILED
+    if "megatron 1." in (run.point.framework or "").casefold():
+        return Stack.EAGER  # its fused softmax, bias and dropout came with version 2
     fused_loss = run.point.fused_ce not in (None, "none", "chunked")
     plain_norms = run.point.kernels is not None and "rms" not in run.point.kernels.casefold()
     if not plain_norms and (run.layers in (Layers.MEGATRON, Layers.SCALING) or run.fused_kernels or fused_loss):
