@@ -25,11 +25,10 @@ def conforms(document: Any, schema: Schema, root: Schema) -> bool:
 
     `root` is the schema whose `$defs` a `$ref` names.
     """
-    return all(
-        KEYWORDS[keyword](document, wanted, schema, root)
-        for keyword, wanted in schema.items()
-        if keyword not in SAYS_NOTHING
-    )
+    for keyword, wanted in schema.items():  # a loop, for `all` of a generator takes a third longer
+        if keyword not in SAYS_NOTHING and not KEYWORDS[keyword](document, wanted, schema, root):
+            return False
+    return True
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -69,7 +68,7 @@ def _type(value: Any, wanted: Any, schema: Schema, root: Schema) -> bool:
 def _properties(value: Any, wanted: Any, schema: Schema, root: Schema) -> bool:
     if not isinstance(value, dict):
         return True
-    return all(conforms(value[key], inner, root) for key, inner in wanted.items() if key in value)
+    return all(conforms(inner, wanted[key], root) for key, inner in value.items() if key in wanted)
 
 
 def _additional_properties(value: Any, wanted: Any, schema: Schema, root: Schema) -> bool:

@@ -241,6 +241,7 @@ def forward_flop(model: ModelShape, seq_len: int, tokens: int) -> int:
     return linear + attention + head_flop(model, tokens)
 
 
+@lru_cache(maxsize=1024)
 def model_flop(model: ModelShape, seq_len: int, tokens: int, adapter: Adapter | None = None) -> int:
     """Model FLOPs of forward and backward, the numerator of MFU.
 

@@ -32,7 +32,7 @@ from planner.memory.overhead import (
 from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
 from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
-from planner.records.estimate import Device, MemoryEstimate, Moment, Needs, Term
+from planner.records.estimate import PHASES, Device, MemoryEstimate, Moment, Needs, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
 from planner.records.request import Optimizer, Workload
@@ -71,10 +71,14 @@ def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, can
     """Every term of the candidate, added up by moment."""
     strategy, batch = strategy_part(model, cluster, workload, candidate), batch_part(model, workload, candidate)
     activations = _spread(batch.activations, model.layers, strategy.layers_left)
-    sums = strategy.sums._replace(
-        terms=(*strategy.sums.terms, *activations, *batch.logits),
+    held = strategy.sums
+    sums = Sums(
+        terms=(*held.terms, *activations, *batch.logits),
         gpu=_on_gpu(model, strategy, batch),
-        lasting=strategy.sums.lasting + batch.sums.lasting,
+        host=held.host,
+        disk=held.disk,
+        gathered=held.gathered,
+        lasting=held.lasting + batch.sums.lasting,
     )
     return _estimate(sums, candidate)
 
@@ -104,10 +108,11 @@ def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
 
 def _on_gpu(model: ModelShape, strategy: Strategy, batch: Batch) -> tuple[int, ...]:
     """GPU bytes of every moment: both parts, and at the late ones what the layers that wait still keep."""
-    waiting = sum(waiting_bytes(kept, layers=model.layers, left=strategy.layers_left) for kept in batch.by_layer)
     gpu = list(map(add, strategy.sums.gpu, batch.sums.gpu))
-    for moment in LATE:
-        gpu[moment] += waiting
+    for kept in batch.by_layer:
+        waiting = waiting_bytes(kept, layers=model.layers, left=strategy.layers_left)
+        for moment in LATE:
+            gpu[moment] += waiting
     return tuple(gpu)
 
 
@@ -285,8 +290,8 @@ def _spread(activations: tuple[Term, ...], layers: int, left: int) -> tuple[Term
 def _summed(terms: Iterable[Term]) -> Sums:
     """Bytes of every moment."""
     kept = tuple(terms)
-    alive = {device: [0] * len(Moment) for device in Device}
-    gathered = [0] * len(Moment)
+    gpu, host, disk, gathered = ([0] * len(PHASES) for _ in range(4))
+    alive = {Device.GPU: gpu, Device.HOST: host, Device.DISK: disk}
     lasting = 0
     for term in kept:
         on_gpu, size_bytes = term.device is Device.GPU, term.size_bytes
@@ -298,8 +303,7 @@ def _summed(terms: Iterable[Term]) -> Sums:
         if on_gpu and term.name.startswith(SIDE_STREAM):
             for moment in term.moments:
                 gathered[moment] += size_bytes
-    gpu, host, disk = (tuple(alive[device]) for device in Device)
-    return Sums(kept, gpu, host, disk, tuple(gathered), lasting)
+    return Sums(kept, tuple(gpu), tuple(host), tuple(disk), tuple(gathered), lasting)
 
 
 def _estimate(sums: Sums, candidate: Candidate) -> MemoryEstimate:

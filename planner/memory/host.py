@@ -120,11 +120,15 @@ def groups_left_on_gpu(groups: int, ratio: float) -> int:
     return int((1 - ratio) * groups)
 
 
-def _in_order(tensors: tuple[tuple[int, int], ...]) -> list[int]:
-    """Every single tensor: what occurs once as listed, what repeats layer by layer."""
+@lru_cache(maxsize=64)
+def _in_order(tensors: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Every single tensor: what occurs once as listed, what repeats layer by layer.
+
+    Kept because several limits of sub-groups are tried on the same tensors.
+    """
     repeated = [(numel, count) for numel, count in tensors if count > 1]
     if not repeated:
-        return [numel for numel, _ in tensors]
+        return tuple(numel for numel, _ in tensors)
     counts = [count for _, count in repeated]
     layers = max(set(counts), key=counts.count)
     first = tensors.index(repeated[0])
@@ -135,7 +139,7 @@ def _in_order(tensors: tuple[tuple[int, int], ...]) -> list[int]:
     for layer in range(layers):
         for numel, count in repeated:
             per_layer += [numel] * steps[count][layer]
-    return [*before, *per_layer, *after]
+    return (*before, *per_layer, *after)
 
 
 def _spread(count: int, layers: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, repeat
 
 from planner.geometry.adapters import adapter_tensors
 from planner.geometry.params import (
@@ -136,7 +137,7 @@ def _by_shape(matrices: Iterable[ParameterTensor], tp: int) -> tuple[int, ...]:
     where every tensor looks empty.
     """
     tallest_first = sorted(matrices, key=lambda tensor: _rank_shape(tensor, tp), reverse=True)
-    return tuple(rank_numel(tensor, tp) for tensor in tallest_first for _ in range(tensor.count))
+    return tuple(chain.from_iterable(repeat(rank_numel(tensor, tp), tensor.count) for tensor in tallest_first))
 
 
 def _factored(tensor: ParameterTensor, tp: int) -> int:

@@ -53,12 +53,13 @@ def tensor_order(
     """
     in_layers = [tensor for tensor in tensors if tensor.name.startswith("layer/")]
     in_layers.sort(key=lambda tensor: tensor.name.startswith("layer/norm"))
-    kinds: dict[tuple[ParameterTensor, ...], tuple[int, ...]] = {}
+    kinds: dict[tuple[int, ...], tuple[int, ...]] = {}  # by the places of their tensors
     ordered = []
     for index in range(layers):
-        present = tuple(tensor for tensor in in_layers if _in_layer(tensor, index, layers))
+        present = tuple(place for place, tensor in enumerate(in_layers) if _in_layer(tensor, index, layers))
         if present not in kinds:
-            kinds[present] = tuple(numel(t) for t in present for _ in range(max(1, t.count // layers)))
+            held = [in_layers[place] for place in present]
+            kinds[present] = tuple(numel(t) for t in held for _ in range(max(1, t.count // layers)))
         ordered.append(kinds[present])
     outside = [tensor for tensor in tensors if not tensor.name.startswith("layer/")]
     return TensorOrder(

@@ -39,12 +39,16 @@ class Offload(str, Enum):
     @property
     def optimizer_device(self) -> str:
         """DeepSpeed's `offload_optimizer.device`."""
-        return {"none": "none", "nvme": "nvme"}.get(self.value, "cpu")
+        if self is Offload.NONE:
+            return "none"
+        return "nvme" if self is Offload.NVME else "cpu"
 
     @property
     def param_device(self) -> str:
         """DeepSpeed's `offload_param.device`."""
-        return {"optimizer+param": "cpu", "nvme": "nvme"}.get(self.value, "none")
+        if self is Offload.NVME:
+            return "nvme"
+        return "cpu" if self is Offload.OPTIMIZER_AND_PARAMS else "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

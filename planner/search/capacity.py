@@ -73,7 +73,7 @@ class Limits(NamedTuple):
 
 def limits(request: Request, candidate: Candidate) -> Limits:
     """The same for every micro-batch and setting of a strategy."""
-    gpu, host, disk = (available_bytes(request, device) for device in Device)
+    gpu, host, disk = (available_bytes(request, device) for device in DEVICES)
     safe_host = None if host is None else host * (1 - HOST_MARGIN)
     return Limits((gpu, host, disk), (usable_gpu_bytes(request, candidate), safe_host, disk))
 

@@ -98,11 +98,7 @@ def _overflow_text(request: Request, memory: MemoryEstimate, device: Device, ava
     if device is Device.DISK:
         return f"does not fit the {gib_text(available)} of a node's NVMe: {gib_text(needed_bytes(memory, device))}"
     extra = memory.gpu_overhead_bytes if device is Device.GPU else 0
-    over = {
-        phase: memory.phase_bytes(device, phase) + extra
-        for phase in Phase
-        if memory.phase_bytes(device, phase) + extra > available
-    }
-    needs = ", ".join(f"{PHASE_WORDS[phase]} {gib_text(need)}" for phase, need in over.items())
+    needed = {phase: memory.phase_bytes(device, phase) + extra for phase in Phase}
+    needs = ", ".join(f"{PHASE_WORDS[phase]} {gib_text(need)}" for phase, need in needed.items() if need > available)
     place = request.cluster.gpu.name if device is Device.GPU else "a node's RAM that the system leaves"
     return f"does not fit the {gib_text(available)} of {place}: {needs}"

@@ -106,16 +106,19 @@ def packed_weights_stay_on_gpu(request: Request, candidate: Candidate) -> Breach
 
 def offload_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
     """Optimizer offload exists from stage 1, parameter and NVMe offload at stage 3."""
-    needed = {
-        Offload.NONE: ZeroStage.DISABLED,
-        Offload.OPTIMIZER: ZeroStage.OPTIMIZER,
-        Offload.OPTIMIZER_AND_PARAMS: ZeroStage.PARAMETERS,
-        Offload.NVME: ZeroStage.PARAMETERS,
-    }[candidate.offload]
+    needed = NEEDED_STAGE[candidate.offload]
     if candidate.zero >= needed:
         return None
     detail = f"offload {candidate.offload.value} needs ZeRO stage {int(needed)}, not {int(candidate.zero)}"
     return Breach(rule="offload-needs-stage", detail=detail, needed=int(needed), available=int(candidate.zero))
+
+
+NEEDED_STAGE = {
+    Offload.NONE: ZeroStage.DISABLED,
+    Offload.OPTIMIZER: ZeroStage.OPTIMIZER,
+    Offload.OPTIMIZER_AND_PARAMS: ZeroStage.PARAMETERS,
+    Offload.NVME: ZeroStage.PARAMETERS,
+}
 
 
 def pure_bf16_needs_zero(request: Request, candidate: Candidate) -> Breach | None:
