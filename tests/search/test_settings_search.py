@@ -105,7 +105,7 @@ def chosen(request: Request, outcomes: list[Outcome]) -> Outcome:
             return next(o for o in fitting if o.memory.gpu_total_bytes == least)
         if fitting:
             fastest = min(o.time.step_seconds for o in fitting if o.time)
-            return next(o for o in fitting if o.time and o.time.step_seconds <= fastest * 1.01)
+            return next(o for o in fitting if o.time and o.time.step_seconds <= fastest * 1.02)
     misses = [o for o in outcomes if isinstance(o, Rejection)]
     by_memory = [o for o in misses if o.memory is not None]
     return min(by_memory, key=lambda o: o.needed / max(1, o.available)) if by_memory else misses[0]
