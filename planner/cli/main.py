@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import sys
+from collections.abc import Callable, Iterable, Mapping
 
 import typer
 
@@ -16,29 +17,38 @@ from planner.cli import accuracy, check, estimate, plan, show, smoke
 from planner.errors import PlannerError, nearest, one_line
 from planner.version import VERSION
 
-app = typer.Typer(
-    help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, "
-    "and the files to launch it.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
-app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate_command)
-app.command("check")(check.check_command)
-app.command("smoke")(smoke.smoke_command)
-app.command("show")(show.show_command)
-app.command("accuracy", epilog=accuracy.EXAMPLES)(accuracy.accuracy_command)
+COMMANDS: Mapping[str, tuple[Callable[..., int], str | None]] = {
+    "plan": (plan.plan_command, plan.EXAMPLES),
+    "estimate": (estimate.estimate_command, estimate.EXAMPLES),
+    "check": (check.check_command, None),
+    "smoke": (smoke.smoke_command, None),
+    "show": (show.show_command, None),
+    "accuracy": (accuracy.accuracy_command, accuracy.EXAMPLES),
+}
 # UsageError of whichever click this typer brings: its own copy, or the package.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-COMMANDS = ("plan", "estimate", "check", "smoke", "show", "accuracy")
 GARBAGE_THRESHOLD = 100_000
 """Objects between two searches for cycles: a plan makes many records and hardly a cycle, and looking takes a twentieth
 of the command's time."""
 LATER = ("measure", "calibrate", "compare", "report", "diagnose")
 
 
-@app.callback(invoke_without_command=True)
+def application(names: Iterable[str]) -> typer.Typer:
+    """The command line with these commands: typer reads every flag of each, so the one that runs is enough."""
+    app = typer.Typer(
+        help="Plans DeepSpeed training before anything runs: what fits, with which settings, how fast, "
+        "and the files to launch it.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(root)
+    for name in names:
+        function, examples = COMMANDS[name]
+        app.command(name, epilog=examples)(function)
+    return app
+
+
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT001, FBT003
 ) -> None:
@@ -57,9 +67,10 @@ def main(argv: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
     try:
-        command = typer.main.get_command(app)
         flags, script_arguments = split_script_arguments(arguments)
-        result = command.main(args=with_command(flags), prog_name="dsplan", standalone_mode=False, obj=script_arguments)
+        words = with_command(flags)
+        command = typer.main.get_command(application(words[:1] if words[0] in COMMANDS else COMMANDS))
+        result = command.main(args=words, prog_name="dsplan", standalone_mode=False, obj=script_arguments)
     except PlannerError as error:
         return complain(error.message, error.hint, error.exit_code)
     except USAGE_ERROR as error:
