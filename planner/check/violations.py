@@ -1,7 +1,7 @@
 """What a JSON Schema says against a document, alternatives resolved to the one that was meant.
 
-In: a schema and a document. Out: violations. Answers: where does the document not have the schema's form? They are
-those of the package `jsonschema`; here its errors become records.
+In: a schema and a document. Out: violations. Answers: does the document have the schema's form, and where not? The
+judgement is that of the package `jsonschema`; here its errors become records.
 """
 
 from __future__ import annotations
