@@ -27,7 +27,7 @@ from typing import Any
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engine_memory.json"
 STEPS = 3  # Adam's states exist from the second step, stage-3 prefetching from the third
-CASE_LIMIT_S = 300
+CASE_LIMIT_S = 900
 SETTLE_S = 0.1
 SETTLE_ROUNDS = 4  # at least as many as gloo has threads
 PACKAGES = ("deepspeed", "torch", "transformers", "peft")
