@@ -59,7 +59,8 @@ def accuracy_command(
             raise PlannerError(f"no point is of the source `{source}`", hint=hint)
     every = not (memory or fit or peers or overhead or speed)
     scored = score_all(found if json or every or memory or fit or peers or overhead else ())
-    speeds = [speed_row(point, speed_constants()) for point in found if "speed" in point.for_scoring]
+    timed = [point for point in found if "speed" in point.for_scoring] if json or every or speed else []
+    speeds = [speed_row(point, speed_constants()) for point in timed]
     if json:
         print_json({**accuracy_document(scored, DEFAULT_MARGIN), **speed_document(speeds)})
         return 0

@@ -114,10 +114,8 @@ def setup(
         gemm_flop_per_s=gemm_efficiency(gpu, workload.precision, constants) * peak,
         attention_flop_per_s=gpu.attention_efficiency * peak,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s,
-        rate=group_rates(
-            cluster, candidate.degrees, library(constants), hpz_partition_size=candidate.settings.hpz_partition_size
-        ),
-        exposed_share=constants.overlap_exposed_share if candidate.settings.overlap_comm else 1.0,
+        rate=_rate(cluster, candidate, constants),
+        exposed_share=_exposed_share(candidate, constants),
         floor_s=floor,
         checkpointed=candidate.checkpointing is Checkpointing.FULL,
         eager_attention=workload.attention is Attention.EAGER,

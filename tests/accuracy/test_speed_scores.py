@@ -113,6 +113,7 @@ def test_ranking_of_measured_jobs() -> None:
     assert figures.mean_regret <= 0.025
     assert figures.worst_regret <= 0.15
     assert figures.kendall >= 0.9
+    assert figures.behind_rule == 0
     assert figures.mean_regret <= figures.rule_mean_regret
     assert figures.worst_regret <= figures.rule_worst_regret
 
