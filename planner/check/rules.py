@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.records.problem import Problem, Severity
+from planner.records.problem import Edit, Problem, Severity
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
@@ -80,6 +80,7 @@ def finding(
     severity: Severity | None = None,
     bites: str | None = None,
     file: str = "",
+    edits: tuple[Edit, ...] = (),
 ) -> Problem:
     """A Problem with what the table knows about its rule."""
     known = RULES[rule]
@@ -91,4 +92,5 @@ def finding(
         message=message,
         bites=bites or known.bites,
         fix=fix,
+        edits=edits,
     )
