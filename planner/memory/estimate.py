@@ -31,7 +31,15 @@ from planner.memory.overhead import (
 )
 from planner.memory.quantized import packed_sizes, quantized_base
 from planner.memory.sizes import adapter_sizes, rank_sizes, with_adapter
-from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
+from planner.records.candidate import (
+    NO_SETTINGS,
+    Candidate,
+    Checkpointing,
+    Degrees,
+    Offload,
+    ZeroSettings,
+    ZeroStage,
+)
 from planner.records.estimate import PHASES, Device, MemoryEstimate, Moment, Needs, Term
 from planner.records.machine import Cluster
 from planner.records.model import Adapter, Method, ModelShape, Precision
@@ -47,6 +55,23 @@ class Sums(NamedTuple):
     disk: tuple[int, ...]
     gathered: tuple[int, ...]  # the share of `gpu` that stage 3 gathers on a stream of its own
     lasting: int  # bytes of `gpu` that stay from one step to the next
+
+
+class Job(NamedTuple):
+    """What the terms of a strategy depend on; a tuple, because it is the key of what is kept."""
+
+    model: ModelShape
+    zero: ZeroStage
+    degrees: Degrees
+    checkpointing: Checkpointing
+    offload: Offload
+    accumulation: int  # 2 stands for all above 1
+    settings: ZeroSettings
+    precision: Precision
+    optimizer: Optimizer
+    adapter: Adapter | None
+    capacity_bytes: int
+    ranks_per_node: int
 
 
 class Strategy(NamedTuple):
@@ -127,125 +152,72 @@ def strategy_part(model: ModelShape, cluster: Cluster, workload: Workload, candi
     elif not settings.overlap_comm:
         settings = replace(settings, overlap_comm=True)
     return _sums_of_strategy(
-        model,
-        candidate.zero,
-        candidate.degrees,
-        checkpointing,
-        candidate.offload,
-        min(2, candidate.accumulation),
-        settings,
-        workload.precision,
-        workload.optimizer,
-        workload.adapter,
-        cluster.gpu.memory_bytes,
-        cluster.gpus_per_node,
+        Job(
+            model=model,
+            zero=candidate.zero,
+            degrees=candidate.degrees,
+            checkpointing=checkpointing,
+            offload=candidate.offload,
+            accumulation=min(2, candidate.accumulation),
+            settings=settings,
+            precision=workload.precision,
+            optimizer=workload.optimizer,
+            adapter=workload.adapter,
+            capacity_bytes=cluster.gpu.memory_bytes,
+            ranks_per_node=cluster.gpus_per_node,
+        )
     )
 
 
 @lru_cache(maxsize=4096)
-def _sums_of_strategy(
-    model: ModelShape,
-    zero: ZeroStage,
-    degrees: Degrees,
-    checkpointing: Checkpointing,
-    offload: Offload,
-    accumulation: int,
-    settings: ZeroSettings,
-    precision: Precision,
-    optimizer: Optimizer,
-    adapter: Adapter | None,
-    capacity_bytes: int,
-    ranks_per_node: int,
-) -> Strategy:
+def _sums_of_strategy(job: Job) -> Strategy:
     """Kept because all micro-batches of a strategy share them."""
-    given = _inputs(
-        model, zero, degrees, checkpointing, offload, accumulation, settings, precision, optimizer, adapter,
-        capacity_bytes, ranks_per_node,
-    )  # fmt: skip
-    on_host = _on_host(
-        model, zero, degrees, offload, accumulation, settings.pin_memory, settings.sub_group_elements,
-        settings.optimizer_offload_ratio, precision, optimizer, adapter, capacity_bytes, ranks_per_node,
-    )  # fmt: skip
+    given, settings = _inputs(job), job.settings
+    # Neither checkpointing nor the other settings reach the host: without them more strategies share its terms.
+    sizes = replace(
+        NO_SETTINGS,
+        sub_group_elements=settings.sub_group_elements,
+        pin_memory=settings.pin_memory,
+        optimizer_offload_ratio=settings.optimizer_offload_ratio,
+    )
+    on_host = _on_host(job._replace(checkpointing=Checkpointing.NONE, settings=sizes))
     sums = _summed((*(term for term in gpu_terms(given) if term.size_bytes), *on_host))
     return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
 
 
 @lru_cache(maxsize=4096)
-def _on_host(
-    model: ModelShape,
-    zero: ZeroStage,
-    degrees: Degrees,
-    offload: Offload,
-    accumulation: int,
-    pin_memory: bool,  # noqa: FBT001 (part of the cache's key, as all of these)
-    sub_group_elements: int,
-    optimizer_offload_ratio: float,
-    precision: Precision,
-    optimizer: Optimizer,
-    adapter: Adapter | None,
-    capacity_bytes: int,
-    ranks_per_node: int,
-) -> tuple[Term, ...]:
+def _on_host(job: Job) -> tuple[Term, ...]:
     """Kept because most settings and checkpointing do not reach the host."""
-    settings = ZeroSettings(
-        overlap_comm=True,
-        reduce_bucket_elements=0,
-        allgather_bucket_elements=0,
-        prefetch_bucket_elements=0,
-        param_persistence_threshold=0,
-        max_live_parameters=0,
-        max_reuse_distance=0,
-        sub_group_elements=sub_group_elements,
-        pin_memory=pin_memory,
-        fp32_gradient_accumulation=False,
-        optimizer_offload_ratio=optimizer_offload_ratio,
-    )
-    given = _inputs(
-        model, zero, degrees, Checkpointing.NONE, offload, accumulation, settings, precision, optimizer, adapter,
-        capacity_bytes, ranks_per_node,
-    )  # fmt: skip
-    return tuple(term for term in host_terms(given) if term.size_bytes)
+    return tuple(term for term in host_terms(_inputs(job)) if term.size_bytes)
 
 
-def _inputs(
-    model: ModelShape,
-    zero: ZeroStage,
-    degrees: Degrees,
-    checkpointing: Checkpointing,
-    offload: Offload,
-    accumulation: int,
-    settings: ZeroSettings,
-    precision: Precision,
-    optimizer: Optimizer,
-    adapter: Adapter | None,
-    capacity_bytes: int,
-    ranks_per_node: int,
-) -> Inputs:
+def _inputs(job: Job) -> Inputs:
     """What the terms of a strategy depend on."""
-    base, quantized = rank_sizes(model, degrees.tp), None
+    model, adapter, precision, tp = job.model, job.adapter, job.precision, job.degrees.tp
+    base, quantized = rank_sizes(model, tp), None
     if adapter is not None and adapter.method is Method.QLORA:
         base, quantized = packed_sizes(model, base, precision.bytes), quantized_base(model, precision.bytes)
     trained = base if adapter is None else adapter_sizes(model, adapter)
     return Inputs(
         candidate=Candidate(
-            zero=zero,
-            degrees=degrees,
-            checkpointing=checkpointing,
-            offload=offload,
+            zero=job.zero,
+            degrees=job.degrees,
+            checkpointing=job.checkpointing,
+            offload=job.offload,
             micro_batch=1,
-            accumulation=accumulation,
-            settings=settings,
+            accumulation=job.accumulation,
+            settings=job.settings,
         ),
         sizes=trained,
         whole=base if adapter is None else with_adapter(base, trained),
-        undivided=base if degrees.tp == 1 else rank_sizes(model, 1),
+        undivided=base if tp == 1 else rank_sizes(model, 1),
         frozen_weight_bytes=0 if adapter is None else precision.bytes * base.total,
         quantized=quantized,
         model_elements=parameter_count(model),
         precision=precision,
-        optimizer=optimizer,
-        capacity_bytes=capacity_bytes,
-        ranks_per_node=ranks_per_node,
+        optimizer=job.optimizer,
+        capacity_bytes=job.capacity_bytes,
+        ranks_per_node=job.ranks_per_node,
     )
 
 

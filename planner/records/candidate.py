@@ -82,6 +82,21 @@ class ZeroSettings:
     optimizer_offload_ratio: float = 1.0  # share of sub-groups that the CPU steps; 1: all, or no offload
 
 
+NO_SETTINGS = ZeroSettings(
+    overlap_comm=True,
+    reduce_bucket_elements=0,
+    allgather_bucket_elements=0,
+    prefetch_bucket_elements=0,
+    param_persistence_threshold=0,
+    max_live_parameters=0,
+    max_reuse_distance=0,
+    sub_group_elements=0,
+    pin_memory=True,
+    fp32_gradient_accumulation=False,
+)
+"""Where no size is read: the parts of an estimate that are kept for all settings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One complete strategy."""
