@@ -38,6 +38,7 @@ class Context:
     cluster: Cluster | None = None
     host_ram_gib: float | None = None  # of one node
     model: ModelShape | None = None
+    model_name: str | None = None  # as given, also of models that dsplan cannot plan or look up
     model_config: Mapping[str, Any] | None = None  # config.json as it is, also of models that dsplan cannot plan
     seq_len: int | None = None
     launcher: str | None = None
