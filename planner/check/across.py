@@ -6,11 +6,16 @@ the engine, and do the files, the machine, the model and the releases go togethe
 
 from __future__ import annotations
 
-from planner.check.context import Context, Reader
+from planner.check import reader_rules
+from planner.check.context import Context
+from planner.check.run_facts import reader_of
 from planner.check.together import Rule, Together
-from planner.records.problem import Problem
+from planner.records.problem import Problem, Severity
 
-RULES: tuple[Rule, ...] = ()
+__all__ = ["across_problems", "reader_of", "settled"]
+
+RULES: tuple[Rule, ...] = (*reader_rules.RULES,)
+WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def across_problems(together: Together, context: Context) -> list[Problem]:
@@ -18,21 +23,16 @@ def across_problems(together: Together, context: Context) -> list[Problem]:
     return [problem for rule in RULES for problem in rule(together, context)]
 
 
-def reader_of(together: Together, context: Context) -> Reader | None:
-    """Who reads the DeepSpeed file: as told, else the Trainer where its arguments are there, else accelerate where a
-    YAML names the file; None where nothing tells."""
-    if context.reader is not None:
-        return context.reader
-    if together.training is not None:
-        return Reader.TRAINER
-    if any(names_a_file(file.fields) for file in together.accelerate):
-        return Reader.ACCELERATE
-    return None
+def settled(problems: list[Problem]) -> list[Problem]:
+    """The problems of one run in their order, each fault once: of two with one rule and place, the worse one.
 
-
-def names_a_file(accelerate: object) -> bool:
-    """Whether an Accelerate document hands a DeepSpeed file on."""
-    if not isinstance(accelerate, dict):
-        return False
-    block = accelerate.get("deepspeed_config")
-    return isinstance(block, dict) and block.get("deepspeed_config_file") is not None
+    A rule over one file may find what a rule with the context judges anew: `"auto"` is a warning where nobody knows
+    the reader, and an error for a reader that refuses it.
+    """
+    best: dict[tuple[str, str, str], Problem] = {}
+    for problem in problems:
+        key = (problem.rule, problem.file, problem.path)
+        other = best.get(key)
+        if other is None or WORST_FIRST.index(problem.severity) < WORST_FIRST.index(other.severity):
+            best[key] = problem
+    return list(best.values())

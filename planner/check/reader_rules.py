@@ -1,0 +1,215 @@
+"""`"auto"`, judged by the program that hands the DeepSpeed file to the engine.
+
+In: the files and the context. Out: Problems. Answers: which "auto" does this reader fill, which does it refuse, and
+which reaches DeepSpeed? Source: transformers 5.24 integrations/deepspeed.py (`trainer_config_process`, `_finalize`),
+accelerate 1.15 accelerator.py (`_prepare_deepspeed`) and utils/dataclasses.py (DeepSpeedPlugin), seen by running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.check.context import Context, Reader
+from planner.check.deepspeed_rules import section, stage_of
+from planner.check.rules import finding
+from planner.check.run_facts import deepspeed_yaml, launch_flag, number, reader_of
+from planner.check.together import Together
+from planner.records.problem import Edit, EditKind, Problem, Severity
+
+ZERO = "$.zero_optimization"
+BATCH = ("$.train_batch_size", "$.train_micro_batch_size_per_gpu", "$.gradient_accumulation_steps")
+BUCKETS = tuple(
+    f"{ZERO}.{key}"
+    for key in ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+)
+SCHEDULE = tuple(
+    f"$.scheduler.params.{key}" for key in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+)
+# Filled by accelerate, and so by the Trainer too, which hands its file to accelerate. `stage` and the devices get
+# accelerate's own default, which nobody chose: `unchosen` speaks of them.
+BY_ACCELERATE = {
+    *BATCH,
+    *BUCKETS,
+    *SCHEDULE,
+    "$.gradient_clipping",
+    "$.steps_per_print",
+    "$.fp16.enabled",
+    "$.bf16.enabled",
+    f"{ZERO}.stage",
+    f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+    *(f"{ZERO}.offload_{part}.{key}" for part in ("optimizer", "param") for key in ("device", "nvme_path")),
+    "$.optimizer.params.lr",
+    "$.optimizer.params.weight_decay",
+}
+BY_TRAINER = {*BY_ACCELERATE, "$.optimizer.params.betas", "$.optimizer.params.eps"}
+FILLED = {Reader.TRAINER: BY_TRAINER, Reader.ACCELERATE: BY_ACCELERATE}
+DEEPSPEEDS_OWN = tuple(f"{ZERO}.zenflow.{key}" for key in ("select_strategy", "select_interval", "update_interval"))
+"""Here "auto" is a value of DeepSpeed itself."""
+WHEN_PLAIN = {**dict.fromkeys(BATCH, "config"), "$.gradient_clipping": "first step"}
+
+
+def autos(value: Any, path: str = "$") -> Iterator[str]:
+    """The paths of every "auto" in sections of a document; lists are not looked into, no reader does."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from autos(inner, f"{path}.{key}")
+    elif value == "auto" and path not in DEEPSPEEDS_OWN:
+        yield path
+
+
+def auto_by_reader(together: Together, context: Context) -> Iterator[Problem]:
+    file, reader = together.deepspeed, reader_of(together, context)
+    if file is None or reader is None:
+        return
+    for path in autos(file.fields):
+        if reader is Reader.DEEPSPEED:
+            yield _plain(path, file.name)
+        elif path not in FILLED[reader]:
+            who = "the Trainer" if reader is Reader.TRAINER else "accelerate"
+            message = f'{who} does not fill `"auto"` here, and accelerate refuses what is left in `prepare`'
+            edits = (Edit(kind=EditKind.REMOVE, path=path),) if _may_go(path) else ()
+            yield finding(
+                "DS014",
+                path,
+                message,
+                fix="write a value, or leave the key out",
+                bites="engine init",
+                file=file.name,
+                edits=edits,
+            )
+
+
+def _plain(path: str, file: str) -> Problem:
+    if path in BATCH:
+        message = 'nothing fills `"auto"` when the script calls deepspeed.initialize: TypeError when the file is read'
+    elif path == "$.gradient_clipping":
+        message = 'nothing fills `"auto"`: the comparison with the gradient norm raises TypeError'
+    elif path.startswith(("$.optimizer", "$.scheduler")):
+        message = 'nothing fills `"auto"`: the text goes to the constructor, which refuses it'
+    elif path.endswith(".enabled"):
+        what = path.removeprefix("$.").removesuffix(".enabled")
+        message = f'DeepSpeed drops `"auto"`: `{what}` stays off, and the run is fp32 unless another precision is on'
+    else:
+        message = 'DeepSpeed drops `"auto"` and takes its own default'
+    silent = path not in WHEN_PLAIN and not path.startswith(("$.optimizer", "$.scheduler"))
+    bites = WHEN_PLAIN.get(path, "silently" if silent else "engine init")
+    edits = (Edit(kind=EditKind.REMOVE, path=path),) if _may_go(path) else ()
+    return finding("DS014", path, message, fix="write a value", bites=bites, file=file, edits=edits)
+
+
+def _may_go(path: str) -> bool:
+    """Whether the key can be left out and DeepSpeed's default is as good: sizes of ZeRO."""
+    return path.startswith(f"{ZERO}.") and not path.endswith((".stage", ".device", ".nvme_path"))
+
+
+def precision_left_open(together: Together, context: Context) -> Iterator[Problem]:
+    """accelerate alone resolves "auto" by mixed_precision; without one it is off."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.ACCELERATE or together.launch is None:
+        return
+    yaml = deepspeed_yaml(together)
+    if launch_flag(together, "mixed_precision") or (yaml is not None and yaml.fields.get("mixed_precision")):
+        return
+    on = [name for name in ("bf16", "fp16") if section(file.fields, name).get("enabled") is True]
+    for name in ("bf16", "fp16"):
+        if not on and section(file.fields, name).get("enabled") == "auto":
+            message = "no `mixed_precision` is given, so accelerate switches it off: the run is fp32"
+            fix = "write true, or start with `--mixed_precision`"
+            path = f"$.{name}.enabled"
+            yield finding("DS014", path, message, fix=fix, severity=Severity.WARNING, bites="silently", file=file.name)
+
+
+def divided_total(together: Together, context: Context) -> Iterator[Problem]:
+    """DummyScheduler's total is divided by the processes, its warm-up is not."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.ACCELERATE:
+        return
+    if section(file.fields, "scheduler", "params").get("total_num_steps") == "auto":
+        message = (
+            "accelerate divides the total of DummyScheduler by the number of processes, the warm-up not: the learning "
+            "rate reaches its end too early if the script counts optimizer steps"
+        )
+        fix = "write the number of optimizer steps, or leave the scheduler to the script"
+        yield finding("DS068", "$.scheduler.params.total_num_steps", message, fix=fix, file=file.name)
+
+
+def needs_zero_section(together: Together, context: Context) -> Iterator[Problem]:
+    """accelerate, and the Trainer through it, refuse a file without zero_optimization."""
+    file, reader = together.deepspeed, reader_of(together, context)
+    if file is not None and reader in FILLED and "zero_optimization" not in file.fields and file.fields:
+        message = "accelerate refuses a DeepSpeed file without `zero_optimization`"
+        edits = (Edit(kind=EditKind.SET, path=ZERO, value={"stage": 0}),)
+        yield finding(
+            "DS069", ZERO, message, fix='add `"zero_optimization": {"stage": 0}`', file=file.name, edits=edits
+        )
+
+
+def checkpointing_block(together: Together, context: Context) -> Iterator[Problem]:
+    """transformers checkpoints by itself; DeepSpeed's block reaches code that calls deepspeed.checkpointing only."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.TRAINER:
+        return
+    block = section(file.fields, "activation_checkpointing")
+    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "number_checkpoints"):
+        if block.get(key) not in (None, False, "auto"):
+            message = "Hugging Face models do not call DeepSpeed's checkpointing, so this has no effect"
+            fix = "set `gradient_checkpointing` in TrainingArguments, and leave the block out"
+            yield finding("DS070", f"$.activation_checkpointing.{key}", message, fix=fix, file=file.name)
+
+
+def offloaded_client_optimizer(together: Together, context: Context) -> Iterator[Problem]:
+    """Without an optimizer in the file the script's own is used, and with offload DeepSpeed takes its CPU ones only."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.DEEPSPEED or "optimizer" in file.fields:
+        return
+    stage = stage_of(file.fields)
+    device = section(file.fields, "zero_optimization", "offload_optimizer").get("device")
+    if stage and device in ("cpu", "nvme") and file.fields.get("zero_force_ds_cpu_optimizer", True) is True:
+        message = (
+            "no optimizer is given here; with offload DeepSpeed refuses one of the script that is not DeepSpeedCPUAdam "
+            "or another of its CPU optimizers"
+        )
+        path, fix = f"{ZERO}.offload_optimizer.device", "add an `optimizer` of type AdamW, or pass DeepSpeedCPUAdam"
+        yield finding("DS071", path, message, fix=fix, file=file.name)
+
+
+def no_optimizer_at_all(together: Together, context: Context) -> Iterator[Problem]:
+    """Stage 3 without an optimizer is an engine for inference; stages 1 and 2 want one at once."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.DEEPSPEED or "optimizer" in file.fields:
+        return
+    if stage_of(file.fields) in (1, 2, 3) and not section(file.fields, "zero_optimization", "offload_optimizer"):
+        message = "no optimizer is given here; ZeRO needs one that the script passes to deepspeed.initialize"
+        yield finding(
+            "DS071",
+            "$.optimizer",
+            message,
+            fix="add an `optimizer`, or pass one",
+            severity=Severity.INFO,
+            file=file.name,
+        )
+
+
+def learning_rates_differ(together: Together, context: Context) -> Iterator[Problem]:
+    """A warm-up that ends elsewhere than the optimizer starts: the scheduler's number counts."""
+    file = together.deepspeed
+    if file is None or section(file.fields, "scheduler").get("type") not in ("WarmupLR", "WarmupDecayLR"):
+        return
+    lr = number(section(file.fields, "optimizer", "params").get("lr"))
+    top = number(section(file.fields, "scheduler", "params").get("warmup_max_lr"))
+    if lr is not None and top is not None and lr != top:
+        message = f"the scheduler sets the learning rate to {top:g}; the optimizer's `lr` {lr:g} is not used"
+        yield finding("DS072", "$.scheduler.params.warmup_max_lr", message, fix="write the same number", file=file.name)
+
+
+RULES = (
+    auto_by_reader,
+    precision_left_open,
+    divided_total,
+    needs_zero_section,
+    checkpointing_block,
+    offloaded_client_optimizer,
+    no_optimizer_at_all,
+    learning_rates_differ,
+)
