@@ -16,6 +16,9 @@ from planner.records.problem import Problem
 from planner.records.request import Optimizer
 from planner.spec.ds_config import optimizer_named
 
+# Values that no plan states; the Trainer fills them from training_args.json.
+FILLED_BY_THE_TRAINER = tuple(f"$.optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay"))
+
 
 def plan_problems(
     plan: Mapping[str, Any], deepspeed: Mapping[str, Any], accelerate: Mapping[str, Any] | None
@@ -25,11 +28,13 @@ def plan_problems(
     if not isinstance(plans, list) or not plans or not isinstance(plans[0], Mapping):
         return [finding("DS201", "$.plans", "there is no plan in plan.json", fix="plan again", file="plan.json")]
     best = plans[0]
-    optimizer = section(plan, "request").get("optimizer", "adamw")
+    request = section(plan, "request")
+    optimizer = request.get("optimizer", "adamw")
+    filled = FILLED_BY_THE_TRAINER if request.get("integration") == "trainer" else ()
     problems = [
         *_deepspeed_is_the_plan(best, deepspeed),
         *_optimizer_is_the_plans(str(optimizer), deepspeed),
-        *_no_auto(deepspeed),
+        *_no_auto(deepspeed, filled),
     ]
     if accelerate is not None:
         problems += _accelerate_is_the_plan(best, plan, accelerate)
@@ -78,15 +83,15 @@ def precision_of(deepspeed: Mapping[str, Any]) -> str:
     return "fp16" if is_on(deepspeed, "fp16") else "fp32"
 
 
-def _no_auto(value: Any, path: str = "$") -> Iterator[Problem]:
-    if value == "auto":
+def _no_auto(value: Any, filled: tuple[str, ...], path: str = "$") -> Iterator[Problem]:
+    if value == "auto" and path not in filled:
         yield finding("DS014", path, 'a plan holds plain values, no `"auto"`', fix="plan again", file="ds_config.json")
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _no_auto(inner, f"{path}.{key}")
+            yield from _no_auto(inner, filled, f"{path}.{key}")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _no_auto(inner, f"{path}[{index}]")
+            yield from _no_auto(inner, filled, f"{path}[{index}]")
 
 
 def _accelerate_is_the_plan(
