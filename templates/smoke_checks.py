@@ -191,17 +191,17 @@ def check_checkpoint(watch: Any) -> None:
     check("loss after reloading", loss, engine(**watch.batch).loss.item())
 
 
-def check_saved_model(trainer: Any, whole: dict[str, list[int]]) -> None:
+def check_saved_model(trained: Any, whole: dict[str, list[int]]) -> None:
     """The final model that train.py saves is whole, not one rank's shard; of adapters, nothing but they are saved."""
     folder = Path(TASK["work"]) / "model"
-    trainer.save_model(str(folder))
+    trained.save_model(str(folder))
     dist.barrier()
     saved = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             saved |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     adapters = TASK["method"] != "full"
-    wanted = adapter_shapes(trainer.model) if adapters else whole
+    wanted = adapter_shapes(trained.model) if adapters else whole
     unmatched = {name: shape for name, shape in wanted.items() if saved.get(name) != shape}
     renamed = [shape for name, shape in saved.items() if name not in wanted]  # experts: stacked here, one by one there
     whole_anyway = sum(map(math.prod, unmatched.values())) == sum(map(math.prod, renamed))

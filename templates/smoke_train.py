@@ -10,7 +10,7 @@ and reads the checkpoint back.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ from smoke_checks import (
 )
 from smoke_memory import Phases
 from smoke_optimizers import stand_in_for_gpu_kernels
-from smoke_task import OPTIMIZER_DEVICE, PARAM_DEVICE, TASK, write_report
+from smoke_task import OPTIMIZER_DEVICE, PARAM_DEVICE, PLAN, TASK, write_report
 from transformers import TrainerCallback
 
 
@@ -76,30 +76,12 @@ def run_without_gpu() -> None:
 
 
 def load_train_script(phases: Phases) -> Any:
-    """The plan's train.py, given the shrunken model with sizes to match, spared what needs a GPU or workers."""
-    spec = importlib.util.spec_from_file_location("train", Path(TASK["folder"]) / "train.py")
-    train = importlib.util.module_from_spec(spec)
-    sys.modules["train"] = train
-    spec.loader.exec_module(train)
-    read_files, training_arguments = train.read_files, train.training_arguments
-    build_model, with_adapters = train.build_model, train.with_adapters
-
-    def read_shrunken(folder: Path) -> Any:
-        plan, engine = read_files(folder)
-        plan["model"]["config"] = TASK["config"]
-        plan["request"].update(seq_len=TASK["seq_len"], attention=TASK["attention"], loss="standard")
-        plan["request"]["method"] = TASK["method"]
-        return plan, engine
-
-    def without_workers(*arguments: Any) -> Any:
-        built = training_arguments(*arguments)
-        built.dataloader_num_workers, built.dataloader_pin_memory = 0, False
-        zero = built.hf_deepspeed_config.config["zero_optimization"]
-        zero.update(TASK["zero_sizes"])
-        for section in zero.values():
-            if isinstance(section, dict) and "nvme_path" in section:
-                section["nvme_path"] = TASK["work"]
-        return built
+    """The plan's train.py, in a folder whose files name the shrunken model."""
+    sys.path.insert(0, TASK["folder"])
+    if "ACCELERATE_DEEPSPEED_CONFIG_FILE" in os.environ:  # the launcher's; it names the file of the whole model
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(Path(TASK["folder"]) / "ds_config.json")
+    model_and_data, train = importlib.import_module("model_and_data"), importlib.import_module("train")
+    build_model, with_adapters = train.build_model, model_and_data.with_adapters
 
     def build_counted(*arguments: Any) -> Any:
         model = build_model(*arguments)
@@ -111,50 +93,97 @@ def load_train_script(phases: Phases) -> Any:
         phases.end("load")
         return with_adapters(*arguments)
 
-    train.read_files, train.training_arguments = read_shrunken, without_workers
-    train.build_model, train.with_adapters = build_counted, add_counted
+    train.build_model, model_and_data.with_adapters = build_counted, add_counted
     return train
 
 
-class Watch(TrainerCallback):
+class Watch:
     """Asks the engine before the first step, then counts micro-steps and layer forwards and keeps the losses."""
 
-    def __init__(self, trainer: Any, whole: dict[str, list[int]], phases: Phases) -> None:
-        self.trainer, self.whole, self.phases = trainer, whole, phases
+    def __init__(self, whole: dict[str, list[int]], phases: Phases) -> None:
+        self.whole, self.phases = whole, phases
         self.losses: list[float] = []
         self.micro_steps: list[int] = []
         self.forwards = 0
         self.batch: Any = None
-        original = trainer.training_step
 
-        def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
-            self.batch = dict(inputs)
-            loss = original(model, inputs, *more, **options)
-            self.losses.append(loss.item())
-            self.micro_steps[-1] += 1
-            return loss
-
-        trainer.training_step = training_step
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def begin(self, engine: Any) -> None:
+        """The engine is built, training has not begun."""
         self.phases.end("init")
-        self.engine = self.trainer.model_wrapped
-        name, self.layers = decoder(self.engine.module)
+        self.engine = engine
+        name, self.layers = decoder(engine.module)
         for layer in self.layers:  # hooks on a part: wrapping a layer's forward would switch its checkpointing off
             next(layer.children()).register_forward_pre_hook(self.count_forward)
-        check_settings(self.engine)
+        check_settings(engine)
         if not write_report(finished=False):
             raise SystemExit("the engine is not built as the plan says")
-        check_shards(self.engine, self.whole, name)
-        self.first_weights = digests(weights(self.engine))
-        self.phases.follow(self.engine)
+        check_shards(engine, self.whole, name)
+        self.first_weights = digests(weights(engine))
+        self.phases.follow(engine)
 
     def count_forward(self, *_: Any) -> None:
         self.forwards += 1
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
         self.micro_steps.append(0)
         self.phases.begin_step()
+
+    def end_micro_step(self, batch: Any, loss: Any) -> None:
+        """A micro-batch went forward and backward."""
+        self.batch = dict(batch)
+        self.losses.append(loss.item())
+        self.micro_steps[-1] += 1
+
+
+class Callback(TrainerCallback):
+    """Lets the Trainer tell the watch where it is."""
+
+    def __init__(self, trainer: Any, watch: Watch) -> None:
+        self.trainer, self.watch = trainer, watch
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.watch.begin(self.trainer.model_wrapped)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.watch.begin_step()
+
+
+def train_with_the_trainer(train: Any, options: Any, watch: Watch) -> tuple[Any, list[float]]:
+    """The trainer and the losses that it logged."""
+    trainer = train.build_trainer(options)
+    training_step = trainer.training_step
+
+    def watched_step(model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        batch = dict(inputs)
+        loss = training_step(model, inputs, *more, **named)
+        watch.end_micro_step(batch, loss)
+        return loss
+
+    trainer.training_step = watched_step
+    trainer.add_callback(Callback(trainer, watch))
+    trainer.train()
+    return trainer, [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+
+
+def train_with_a_loop(train: Any, options: Any, watch: Watch) -> tuple[Any, list[float]]:
+    """The run and the mean loss of each step on this rank."""
+    run = train.Run(options)
+    watch.begin(run.engine)
+    micro_step = run.micro_step
+
+    def watched_step(batch: Any) -> Any:
+        if run.engine.global_steps == len(watch.micro_steps):
+            watch.begin_step()
+        loss = micro_step(batch)
+        watch.end_micro_step(batch, loss)
+        return loss
+
+    run.micro_step = watched_step
+    run.train()
+    accumulation = PLAN["accumulation"]
+    steps = [watch.losses[start : start + accumulation] for start in range(0, len(watch.losses), accumulation)]
+    return run, [sum(step) / len(step) for step in steps]
 
 
 def fullest(peaks: dict[str, int]) -> dict[str, int]:
@@ -169,17 +198,15 @@ def main() -> None:
     run_without_gpu()
     whole = whole_shapes()
     train = load_train_script(phases)
-    options = ["--max-steps", str(TASK["steps"]), "--output-dir", TASK["work"]]
-    trainer = train.build_trainer(train.parse_arguments(options))
-    watch = Watch(trainer, whole, phases)
-    trainer.add_callback(watch)
-    trainer.train()
+    options = train.parse_arguments(["--max-steps", str(TASK["steps"]), "--output-dir", TASK["work"]])
+    watch = Watch(whole, phases)
+    run_training = train_with_the_trainer if TASK["integration"] == "trainer" else train_with_a_loop
+    trained, losses = run_training(train, options, watch)
     memory = fullest(phases.peaks)
     check_training(watch)
-    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     write_report(finished=False, losses=losses, memory=memory)
     check_checkpoint(watch)
-    check_saved_model(trainer, whole)
+    check_saved_model(trained, whole)
     write_report(finished=True, losses=losses, memory=memory)
     dist.destroy_process_group()
 

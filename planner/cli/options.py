@@ -46,7 +46,9 @@ Accumulation = Annotated[
 Config = Annotated[str | None, _option("--config", "A DeepSpeed JSON whose settings are taken as given.")]
 Objective = Annotated[str | None, _option("--objective", "throughput, memory, cost [throughput].")]
 Margin = Annotated[str | None, _option("--margin", "Share of GPU memory kept free, 0-0.5 [0.05].")]
-Integration = Annotated[str | None, _option("--integration", "Who reads the files: trainer [trainer].")]
+Integration = Annotated[
+    str | None, _option("--integration", "Who reads the files: trainer, accelerate, deepspeed [trainer].")
+]
 Tokens = Annotated[str | None, _option("--tokens", "Tokens to train on: adds time, cost and energy.")]
 Launcher = Annotated[str | None, _option("--launcher", "accelerate, deepspeed, torchrun [accelerate].")]
 Script = Annotated[

@@ -28,9 +28,11 @@ from planner.launch.logs import hint_for
 from planner.launch.process import run
 from planner.launch.result import Check, DryRunFailed, SmokeResult, smoke_text
 from planner.launch.shared_buffers import remove_shared_buffers
+from planner.launch.small_folder import small_files
 from planner.launch.small_plan import SmallPlan, small_plan
 from planner.launch.small_settings import zero_sizes
 from planner.launch.verdict import judge
+from planner.records.request import Integration
 from planner.resources import read_text
 
 __all__ = ["Check", "DryRunFailed", "SmokeResult", "run_smoke", "smoke_text"]
@@ -63,6 +65,9 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
         task_file = Path(scratch) / "task.json"
         for name in SCRIPTS:
             (Path(scratch) / name).write_text(read_text("templates", name), encoding="utf-8")
+        (Path(scratch) / "plan").mkdir()
+        for name, text in small_files(plan_folder, small, nvme_path=Path(scratch) / "work").items():
+            (Path(scratch) / "plan" / name).write_text(text, encoding="utf-8")
         task_file.write_text(json.dumps(task), encoding="utf-8")
         env = _environment(os.environ, script=Path(scratch) / SCRIPTS[0], task=task_file, ranks=ranks)
         before = locks(env)
@@ -128,7 +133,8 @@ def _ranks(folder: PlanFolder) -> int:
 def _task(folder: PlanFolder, small: SmallPlan, *, scratch: Path, library: Path | None) -> dict[str, Any]:
     """What `smoke_train.py` reads."""
     return {
-        "folder": str(folder.path),
+        "folder": str(scratch / "plan"),
+        "integration": folder.document["request"].get("integration", Integration.TRAINER.value),
         "work": str(scratch / "work"),
         "report": str(scratch / "report.json"),
         "planner": str(Path(planner.__file__).resolve().parents[1]),
@@ -139,7 +145,6 @@ def _task(folder: PlanFolder, small: SmallPlan, *, scratch: Path, library: Path 
         "seq_len": small.workload.seq_len,
         "model_type": small.shape.model_type,
         "config": small.config,
-        "attention": small.workload.attention.value,
         "optimizer": small.workload.optimizer.value,
         "method": small.workload.method.value,
         "gradient_clipping": folder.engine.get("gradient_clipping"),

@@ -74,6 +74,17 @@ class Launcher(str, Enum):
     TORCHRUN = "torchrun"
 
 
+class Integration(str, Enum):
+    """Which program hands `ds_config.json` to the engine."""
+
+    TRAINER = "trainer"
+    """The Hugging Face Trainer; optimizer values come from TrainingArguments."""
+    ACCELERATE = "accelerate"
+    """A training loop of one's own around `Accelerator`."""
+    DEEPSPEED = "deepspeed"
+    """A training loop of one's own around `deepspeed.initialize`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What one optimizer step works on."""
@@ -130,3 +141,4 @@ class Request:
     script_arguments: tuple[str, ...]
     asked: tuple[tuple[str, object], ...]  # the fields of the document's `request`, as resolved
     assumptions: tuple[str, ...]
+    integration: Integration = Integration.TRAINER

@@ -3,7 +3,7 @@
 In: the cluster and the candidate. Out: the dict of `accelerate.yaml`. Answers: how many processes on how many
 machines, and where is the DeepSpeed file? Accelerate refuses every setting that also lies in that file (stage,
 offload devices, accumulation, clipping, mixed precision), so none of them is here. Port, address and rank of a node
-come from the command line in `launch.sh`.
+come from the command line in `launch.sh`. The first line names the schema for editors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,16 @@ from planner.records.candidate import Candidate, ZeroStage
 from planner.records.machine import Cluster
 from planner.render.overlay import overlay
 from planner.resources import read_text
+
+SCHEMA_FILE = "accelerate.schema.json"  # lies beside the file, so that editors find it offline
+FIRST_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+
+
+def accelerate_text(cluster: Cluster, candidate: Candidate) -> str:
+    """The text of `accelerate.yaml`."""
+    import yaml
+
+    return FIRST_LINE + str(yaml.safe_dump(accelerate_config(cluster, candidate), sort_keys=False))
 
 
 def accelerate_config(cluster: Cluster, candidate: Candidate) -> dict[str, Any]:

@@ -6,15 +6,17 @@ the folder so that `launch.sh` trains exactly the best plan?
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.records.plan import Plan
 from planner.records.request import Launcher as LauncherName
-from planner.render.accelerate_yaml import accelerate_config
+from planner.render import accelerate_yaml, deepspeed_json
+from planner.render.accelerate_yaml import accelerate_text
 from planner.render.deepspeed_json import deepspeed_config
+from planner.render.integrations import script_files
+from planner.render.json_text import json_text
 from planner.render.launchers.accelerate_launch import accelerate_launch
 from planner.render.launchers.deepspeed_run import deepspeed_run
 from planner.render.launchers.shell import Launcher, launch_script
@@ -31,23 +33,19 @@ LAUNCHERS: Mapping[LauncherName, Callable[[Plan], Launcher]] = {
 
 def render_files(plan: Plan, document: Mapping[str, Any]) -> dict[str, str]:
     """The files of the best plan; `document` is the plan document and becomes plan.json as it is."""
-    import yaml
-
     if not plan.ranked:
         raise PlannerError("there is no plan to write", hint="nothing fits; see the suggested changes")
-    candidate = plan.ranked[0].candidate
-    launcher = LAUNCHERS[plan.request.launcher](plan)
+    request, candidate = plan.request, plan.ranked[0].candidate
+    launcher = LAUNCHERS[request.launcher](plan)
+    engine = deepspeed_config(request, candidate)
     return {
-        "ds_config.json": json_text(deepspeed_config(plan.request, candidate), sort_keys=True),
-        "accelerate.yaml": yaml.safe_dump(accelerate_config(plan.request.cluster, candidate), sort_keys=False),
+        "ds_config.json": json_text(engine, sort_keys=True),
+        "accelerate.yaml": accelerate_text(request.cluster, candidate),
         "launch.sh": launch_script(plan, launcher),
-        "train.py": read_text("templates", "train.py"),
+        **script_files(request, candidate, engine),
         "plan.json": json_text(document, sort_keys=False),
         "README.md": readme(plan, document, launcher),
         **launcher.files,
+        deepspeed_json.SCHEMA_FILE: read_text("schemas", "deepspeed.schema.json"),
+        accelerate_yaml.SCHEMA_FILE: read_text("schemas", "accelerate.schema.json"),
     }
-
-
-def json_text(document: Mapping[str, Any], *, sort_keys: bool) -> str:
-    """Strict JSON, indented, with a final newline."""
-    return json.dumps(document, indent=2, sort_keys=sort_keys, allow_nan=False) + "\n"

@@ -1,8 +1,10 @@
 """One candidate to the DeepSpeed configuration that puts it in force.
 
 In: the request and the candidate. Out: the dict of `ds_config.json`. Answers: which keys make the engine do exactly
-this? Every key whose default moved between releases is written out, as a plain number or boolean, never as "auto".
-The total batch is left out: under AutoTP the engine checks it against the whole world instead of world / tp.
+this? Every key that states the plan or whose default moved between releases is written out, as a plain number or
+boolean. "auto" stands only for optimizer values that the Hugging Face Trainer fills (optimizer_block.py).
+The total batch is left out: under AutoTP the engine checks it against the whole world instead of world / tp. So is a
+scheduler: its number of steps is known only once the data is read, by train.py.
 """
 
 from __future__ import annotations
@@ -20,13 +22,18 @@ from planner.render.overlay import overlay
 from planner.resources import read_text
 from planner.units import ceil_div
 
+SCHEMA_FILE = "ds_config.schema.json"  # lies beside the file, so that editors find it offline
 NVME_PATH = "/local_nvme"  # edited by the user: no plan can know where a drive is mounted
+INITIAL_SCALE_POWER = 12
+"""Loss scaling starts at 2^12. DeepSpeed's 2^16 overflows in the first steps of most runs, and each overflow skips one
+step of what may be a short fine-tuning. Source: the launch scripts of bigscience-workshop/Megatron-DeepSpeed."""
 AIO_ALIGNMENT_ELEMENTS = 4096  # above DeepSpeed's alignment of swapped tensors (1024 bytes x I/O threads)
 
 
 def deepspeed_config(request: Request, candidate: Candidate) -> dict[str, Any]:
     """The whole document: the template's fixed keys and the plan's own."""
     planned: dict[str, Any] = {
+        "$schema": SCHEMA_FILE,
         "train_micro_batch_size_per_gpu": candidate.micro_batch,
         "gradient_accumulation_steps": candidate.accumulation,
         "zero_optimization": {
@@ -69,9 +76,9 @@ def precision_sections(precision: Precision, settings: ZeroSettings) -> dict[str
         sections["fp16"] = {
             "enabled": True,
             "loss_scale": 0,  # dynamic
-            "initial_scale_power": 16,
+            "initial_scale_power": INITIAL_SCALE_POWER,
             "loss_scale_window": 1000,
-            "hysteresis": 2,
+            "hysteresis": 2,  # overflows in a row before the scale is halved
             "min_loss_scale": 1,
         }
     if settings.fp32_gradient_accumulation and precision is not Precision.FP32:

@@ -1,6 +1,7 @@
 """The optimizer of a plan as DeepSpeed reads it.
 
-In: the request. Out: the keys of `ds_config.json` that name it. Answers: which class steps, with which values?
+In: the request. Out: the keys of `ds_config.json` that name it. Answers: which class steps, with which values, and who
+holds them? With the Hugging Face Trainer its arguments do, and the file says "auto" for what it fills.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from typing import Any
 
 from planner.catalog.optimizers import OptimizerRow, optimizer_rows
 from planner.geometry.params import parameter_count
-from planner.records.request import Request
+from planner.records.request import Integration, Request
 
 LARGE_MODEL = 30_000_000_000
+FILLED_BY_THE_TRAINER = ("lr", "betas", "eps", "weight_decay")  # transformers/integrations/deepspeed.py (5.24)
 
 
 def optimizer_keys(request: Request) -> dict[str, Any]:
@@ -19,8 +21,22 @@ def optimizer_keys(request: Request) -> dict[str, Any]:
     row = optimizer_rows()[request.workload.optimizer]
     keys: dict[str, Any] = {"zero_allow_untested_optimizer": True} if row.untested else {}
     if row.type is not None:
-        keys["optimizer"] = {"type": row.type, "params": {**learning_rates(request, row), **row.params}}
+        keys["optimizer"] = {"type": row.type, "params": written_values(request)}
     return keys
+
+
+def written_values(request: Request) -> dict[str, Any]:
+    """`optimizer.params` as the file holds them."""
+    values = optimizer_values(request)
+    if request.integration is Integration.TRAINER:
+        values |= {name: "auto" for name in FILLED_BY_THE_TRAINER if name in values}
+    return values
+
+
+def optimizer_values(request: Request) -> dict[str, Any]:
+    """The optimizer's constructor arguments, as numbers."""
+    row = optimizer_rows()[request.workload.optimizer]
+    return {**learning_rates(request, row), **row.params}
 
 
 def learning_rates(request: Request, row: OptimizerRow) -> dict[str, float]:

@@ -17,7 +17,18 @@ from planner.memory.activations_families import attention_in_force
 from planner.records.candidate import Checkpointing, Offload, ZeroStage
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape, Precision
-from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Stack, Workload
+from planner.records.request import (
+    Attention,
+    Axes,
+    Integration,
+    Launcher,
+    Loss,
+    Objective,
+    Optimizer,
+    Request,
+    Stack,
+    Workload,
+)
 from planner.spec import ds_config
 from planner.spec.adapter import adapter_notes, adapter_of, script_notes
 from planner.spec.cluster import parse_cluster
@@ -34,9 +45,6 @@ FIELDS = (
     "attention", "loss", "stack", "host_ram", "zero", "tp", "micro_batch", "checkpointing", "offload", "accumulation",
     "config", "objective", "margin", "integration", "tokens", "launcher", "script", "script_arguments", "top",
 )  # fmt: skip
-NOT_YET = {
-    "integration": ("trainer", ("accelerate", "deepspeed")),
-}
 LAUNCHERS_NOT_YET = ("slurm", "kubernetes", "skypilot")
 
 
@@ -47,8 +55,6 @@ def build_request(fields: Mapping[str, Any]) -> Request:
     for name in ("model", "gpus"):
         if not given.get(name):
             raise PlannerError(f"`--{name}` is required", hint="for example `dsplan --model 13b --gpus 4xA100-80G`")
-    for name in NOT_YET:
-        _only_default(name, given.get(name))
     model = resolve_model(str(given["model"]))
     host_ram = positive("host_ram", given["host_ram"]) if "host_ram" in given else None
     cluster = parse_cluster(str(given["gpus"]), host_ram_gib=host_ram)
@@ -79,6 +85,7 @@ def build_request(fields: Mapping[str, Any]) -> Request:
             *_assumptions(model, cluster, workload, pinned, asked=_attention(given)),
             *script_notes(workload.adapter, given.get("script")),
         ),
+        integration=choice(Integration, "integration", given.get("integration", "trainer")),
     )
     return described(request, model=str(given["model"]), gpus=str(given["gpus"]))
 
@@ -89,16 +96,6 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
         near = nearest(unknown[0], FIELDS)
         hint = f"did you mean `{near[0]}`?" if near else f"the fields are {', '.join(FIELDS)}"
         raise PlannerError(f"no field of a request is called `{unknown[0]}`", hint=hint)
-
-
-def _only_default(name: str, value: Any) -> None:
-    """Values that the contract names and this version does not model are refused, never treated as the default."""
-    default, later = NOT_YET[name]
-    if value is None or value == default:
-        return
-    if value in later:
-        raise PlannerError(f"`--{name} {value}` is not modelled yet", hint=f"this version plans `{default}` only")
-    raise PlannerError(f"`{value}` is no {name}", hint=f"`{default}` is the one this version plans")
 
 
 def _launcher(value: Any) -> Launcher:
@@ -279,7 +276,7 @@ def described(request: Request, *, model: str, gpus: str) -> Request:
         "accumulation": w.accumulation,
         "objective": request.objective.value,
         "margin": request.margin,
-        "integration": "trainer",
+        "integration": request.integration.value,
         "tokens": w.tokens,
         "launcher": request.launcher.value,
         "script": request.script,

@@ -14,6 +14,7 @@ from string import Template
 from planner.errors import PlannerError
 from planner.records.candidate import Offload
 from planner.records.plan import Plan
+from planner.render.integrations import accelerator_environment
 from planner.resources import read_text
 
 SMOKE_SCRIPT = "DSPLAN_SMOKE_SCRIPT"  # set by the dry run: this script instead of the plan's
@@ -42,6 +43,7 @@ def launch_script(plan: Plan, launcher: Launcher) -> str:
     """The text of `launch.sh`."""
     blocks = [
         *thread_lines(plan),
+        *accelerator_lines(plan),
         script_line(plan),
         smoke_lines(launcher),
         node_lines(plan, launcher),
@@ -101,11 +103,18 @@ def thread_lines(plan: Plan) -> list[str]:
     ]
 
 
+def accelerator_lines(plan: Plan) -> list[str]:
+    """The environment of a script with `Accelerator` that `accelerate launch` does not start."""
+    exports = [f"export {name}={value}" for name, value in accelerator_environment(plan).items()]
+    return ["\n".join(["# What `accelerate launch` would tell `Accelerator`.", *exports])] if exports else []
+
+
 def ssh_environment(plan: Plan) -> dict[str, str]:
     """What a launcher over ssh has to carry to the other nodes: launch.sh exports it on each node by itself."""
     threads = known_threads(plan)
     allocator = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
-    return allocator if threads is None else {**allocator, "OMP_NUM_THREADS": str(threads)}
+    known = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**allocator, **known, **accelerator_environment(plan)}
 
 
 def smoke_lines(launcher: Launcher) -> str:
