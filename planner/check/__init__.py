@@ -12,9 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from planner.check.folder import check_files, check_text, kind_by_name, kind_of, named_file_problems
-from planner.check.read import locate
+from planner.check.folder import KINDS, check_files, named_file_problems
 from planner.check.rules import RULES
+from planner.check.single import Looked, check_text, look_at
+from planner.check.together import Kind
 from planner.errors import PlannerError
 from planner.records.problem import Problem, Severity
 
@@ -56,37 +57,38 @@ def check(*paths: str | PathLike[str]) -> CheckResult:
         if path.is_dir():
             files = _read_folder(path)
             findings += [_inside(path, problem) for problem in check_files(files)]
-            looked_at += [(str(path / name), kind_by_name(name) or "text") for name in files]
+            looked_at += [(str(path / name), KINDS[name].value if name in KINDS else "text") for name in files]
         else:
             loose[str(path)] = _read(path)
-    documents: dict[str, Any] = {}
-    for name, text in loose.items():
-        documents[name], found = check_text(name, text)
-        looked_at.append((name, kind_of(name, documents[name])))
-        findings += found
-    findings += _across(loose, documents)
+    seen = {name: look_at(name, text) for name, text in loose.items()}
+    for name, looked in seen.items():
+        looked_at.append((name, looked.kind.value))
+        findings += looked.problems
+    findings += _across(seen)
     return CheckResult(findings=tuple(findings), files=tuple(looked_at))
 
 
-def _across(texts: Mapping[str, str], documents: Mapping[str, Any]) -> list[Problem]:
+def _across(seen: Mapping[str, Looked]) -> list[Problem]:
     """Rules between an Accelerate file and a DeepSpeed file given with it, whatever their folders."""
     findings: list[Problem] = []
-    by_name = {Path(name).name: name for name in texts}
-    for name, document in documents.items():
-        if isinstance(document, Mapping) and kind_of(name, document) == "accelerate":
+    by_name = {Path(name).name: name for name in seen}
+    documents = {name: looked.files[0].document for name, looked in seen.items() if looked.files}
+    for name, looked in seen.items():
+        document = documents.get(name)
+        if isinstance(document, Mapping) and looked.kind is Kind.ACCELERATE:
             named = document.get("deepspeed_config")
             target = Path(str(named.get("deepspeed_config_file"))).name if isinstance(named, Mapping) else ""
             if target in by_name:
                 full = by_name[target]
                 config = {**document, "deepspeed_config": {"deepspeed_config_file": full}}
-                for problem in named_file_problems(config, texts, documents, file=name):
-                    findings += locate([problem], problem.file, texts[problem.file])
+                for problem in named_file_problems(config, documents, documents, file=name):
+                    findings += seen[problem.file].located([problem])
     return findings
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    wanted = [name for name in names if kind_by_name(name) or name == "launch.sh"]
+    wanted = [name for name in names if name in KINDS or name == "launch.sh"]
     if not wanted:
         raise PlannerError(f"`{folder}` is no plan folder", hint="a plan folder holds plan.json and ds_config.json")
     return {name: _read(folder / name) for name in wanted}

@@ -6,23 +6,25 @@ written and for what others wrote: will the readers accept these files, and do t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner.check.accelerate_rules import accelerate_problems, pair_problems
+from planner.check.accelerate_rules import pair_problems
 from planner.check.cross import plan_problems
-from planner.check.deepspeed_rules import deepspeed_problems, section
-from planner.check.read import locate, read_document
+from planner.check.deepspeed_rules import section
 from planner.check.rules import finding
-from planner.check.schema import schema_problems
-from planner.check.training_rules import training_problems
+from planner.check.single import Looked, look_at
+from planner.check.together import Kind
 from planner.errors import CheckFailed
 from planner.records.problem import Problem, Severity
 
 PLAN_FILES = ("ds_config.json", "accelerate.yaml", "launch.sh", "plan.json")
-ACCELERATE_KEYS = {"distributed_type", "deepspeed_config", "compute_environment", "num_machines", "fsdp_config"}
-PLAN_KEYS = {"dsplan_version", "plans"}
-SMOKE_KEYS = {"passed", "checks"}
+KINDS = {
+    "ds_config.json": Kind.DEEPSPEED,
+    "accelerate.yaml": Kind.ACCELERATE,
+    "plan.json": Kind.PLAN,
+    "smoke.json": Kind.SMOKE,
+}
 
 
 def check_files(files: Mapping[str, str]) -> list[Problem]:
@@ -32,21 +34,20 @@ def check_files(files: Mapping[str, str]) -> list[Problem]:
         for name in PLAN_FILES
         if name not in files
     ]
-    documents: dict[str, Any] = {}
-    for name, text in files.items():
-        kind = kind_by_name(name)
-        if kind:
-            documents[name], found = check_text(name, text, kind)
-            problems += found
+    looked = {name: look_at(name, text, KINDS[name]) for name, text in files.items() if name in KINDS}
+    problems += [problem for one in looked.values() for problem in one.problems]
+    documents = {name: one.files[0].document if one.files else None for name, one in looked.items()}
     plan, deepspeed, accelerate = (documents.get(name) for name in ("plan.json", "ds_config.json", "accelerate.yaml"))
     across: list[Problem] = []
     if isinstance(plan, Mapping) and isinstance(deepspeed, Mapping):
         across += plan_problems(plan, deepspeed, accelerate if isinstance(accelerate, Mapping) else None)
     if isinstance(accelerate, Mapping):
         across += named_file_problems(accelerate, files, documents)
-    for problem in across:
-        problems += locate([problem], problem.file, files.get(problem.file, ""))
-    return problems
+    return problems + [_placed(problem, looked) for problem in across]
+
+
+def _placed(problem: Problem, looked: Mapping[str, Looked]) -> Problem:
+    return looked[problem.file].located([problem])[0] if problem.file in looked else problem
 
 
 def require_valid(files: Mapping[str, str]) -> None:
@@ -58,42 +59,9 @@ def require_valid(files: Mapping[str, str]) -> None:
         raise CheckFailed(f"`{first.file}` is wrong: {first.message} @ {first.path}{more}", hint=first.fix)
 
 
-def kind_by_name(name: str) -> str:
-    """The kind of a plan folder's file; empty for those without a document."""
-    known = {"ds_config.json": "deepspeed", "accelerate.yaml": "accelerate", "plan.json": "plan", "smoke.json": "smoke"}
-    return known.get(name, "")
-
-
-def kind_of(name: str, document: Any) -> str:
-    """What a file from somewhere is: told by its keys, since names vary."""
-    keys = set(document) if isinstance(document, Mapping) else set()
-    if keys & PLAN_KEYS == PLAN_KEYS:
-        return "plan"
-    if keys & SMOKE_KEYS == SMOKE_KEYS:
-        return "smoke"
-    if keys & ACCELERATE_KEYS or name.endswith((".yaml", ".yml")):
-        return "accelerate"
-    return "deepspeed"
-
-
-def check_text(name: str, text: str, kind: str = "") -> tuple[Any, list[Problem]]:
-    """One file by itself: its document and its problems, with lines; `kind` is told by its keys unless given."""
-    document, problems = read_document(name, text)
-    if document is not None or not problems:
-        kind = kind or kind_of(name, document)
-        if isinstance(document, Mapping) and not _is_sagemaker(document):
-            problems += schema_problems(document, kind)
-        if kind == "deepspeed":
-            problems += deepspeed_problems(document)
-            problems += training_problems(document) if isinstance(document, Mapping) else []
-        elif kind == "accelerate":
-            problems += accelerate_problems(document)
-    return document, locate(problems, name, text)
-
-
 def named_file_problems(
     accelerate: Mapping[str, Any],
-    files: Mapping[str, str],
+    files: Collection[str],
     documents: Mapping[str, Any],
     *,
     file: str = "accelerate.yaml",
@@ -108,8 +76,3 @@ def named_file_problems(
         return [finding("DS121", path, f"there is no file `{named}` beside it", fix="give the right path", file=file)]
     deepspeed = documents.get(name)
     return pair_problems(accelerate, deepspeed, name) if isinstance(deepspeed, Mapping) else []
-
-
-def _is_sagemaker(document: Mapping[str, Any]) -> bool:
-    """SageMaker files have a form of their own, which is not checked here."""
-    return bool(document.get("compute_environment") == "AMAZON_SAGEMAKER")

@@ -1,0 +1,156 @@
+"""One file by itself: what it is, what it says, and what is wrong with it whoever else is there.
+
+In: name and text. Out: `Looked`. Answers: is this a DeepSpeed, an Accelerate or a TrainingArguments file, a launch
+script or a file of a plan, and which rules that need no other file does it break?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.check import arguments
+from planner.check.accelerate_rules import accelerate_problems
+from planner.check.deepspeed_rules import deepspeed_problems
+from planner.check.nodes import Node
+from planner.check.read import Notation, locate, notation_of, parse
+from planner.check.rules import finding
+from planner.check.schema import schema_problems
+from planner.check.together import File, Kind
+from planner.check.training_names import NAMES
+from planner.check.training_rules import training_problems
+from planner.records.problem import Problem
+
+PLAN_KEYS = {"dsplan_version", "plans"}
+SMOKE_KEYS = {"passed", "checks"}
+# Keys that only one kind of file has at its top level.
+ACCELERATE_KEYS = frozenset(
+    (
+        *("compute_environment", "distributed_type", "deepspeed_config", "mixed_precision", "num_machines"),
+        *("num_processes", "machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
+        *("rdzv_backend", "same_network", "gpu_ids", "downcast_bf16", "dynamo_config", "megatron_lm_config"),
+        *("tpu_use_cluster", "tpu_use_sudo", "tpu_env", "enable_cpu_affinity", "mpirun_config", "fp8_config"),
+    )
+)
+DEEPSPEED_KEYS = frozenset(
+    (
+        *("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "gradient_clipping"),
+        *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "activation_checkpointing"),
+        *("optimizer", "scheduler", "tensor_parallel", "flops_profiler", "aio", "communication_data_type"),
+        *("amp", "elasticity", "autotuning", "data_types", "comms_logger", "checkpoint", "prescale_gradients"),
+    )
+)
+SECTIONS = frozenset(("fp16", "bf16", "optimizer", "scheduler", "zero_optimization"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A file that was read: once, or as launch line and as the TrainingArguments in it."""
+
+    name: str
+    text: str
+    kind: Kind
+    notation: Notation
+    files: tuple[File, ...]  # empty where nobody can read it
+    roots: tuple[Node | None, ...]
+    problems: tuple[Problem, ...]  # with lines
+
+    def located(self, problems: list[Problem]) -> list[Problem]:
+        """Problems of this file with line and column."""
+        return locate(problems, self.name, self.text, *self.roots)
+
+
+def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
+    """Read one file and apply the rules that need no other; `kind` where it is known, else told by the content."""
+    if kind is None and arguments.looks_like_a_script(name, text):
+        return _script(name, text)
+    parsed = parse(name, text)
+    problems = list(parsed.problems)
+    if kind is None:
+        kind = kind_of(name, parsed.document)
+        if parsed.document is None and parsed.notation is Notation.YAML and parsed.root is None:
+            kind = Kind.ACCELERATE
+    readable = parsed.document is not None or not problems
+    if readable:
+        problems += _rules(kind, parsed.document)
+    file = File(name=name, kind=kind, text=text, document=parsed.document)
+    return Looked(
+        name=name,
+        text=text,
+        kind=kind,
+        notation=parsed.notation,
+        files=(file,) if readable else (),
+        roots=(parsed.root,),
+        problems=tuple(locate(problems, name, text, parsed.root)),
+    )
+
+
+def check_text(name: str, text: str, kind: str = "") -> tuple[Any, list[Problem]]:
+    """One file by itself: its document and its problems, with lines; `kind` is told by its keys unless given."""
+    looked = look_at(name, text, Kind(kind) if kind else None)
+    return looked.files[0].document if looked.files else None, list(looked.problems)
+
+
+def kind_of(name: str, document: Any) -> Kind:
+    """What a JSON or YAML file is: told by its keys, since names vary; by the name where no key tells."""
+    yaml = notation_of(name, "") is Notation.YAML and name.lower().endswith((".yaml", ".yml"))
+    keys = set(document) if isinstance(document, Mapping) else set()
+    if keys & PLAN_KEYS == PLAN_KEYS:
+        return Kind.PLAN
+    if keys & SMOKE_KEYS == SMOKE_KEYS:
+        return Kind.SMOKE
+    sections = {key for key in keys & SECTIONS if isinstance(document[key], Mapping)}
+    signs = (
+        (len(keys & ACCELERATE_KEYS), yaml, Kind.ACCELERATE),
+        (len(keys & DEEPSPEED_KEYS) + len(sections), not yaml, Kind.DEEPSPEED),
+        (len(keys & NAMES) - 2 * len(sections), False, Kind.TRAINING),
+    )
+    most, _, kind = max(signs, key=lambda sign: sign[:2])
+    if most > 0:
+        return kind
+    if "training_args" in name.lower() or "training_arguments" in name.lower():
+        return Kind.TRAINING
+    return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
+
+
+def _rules(kind: Kind, document: Any) -> list[Problem]:
+    problems: list[Problem] = []
+    has_schema = kind in (Kind.DEEPSPEED, Kind.ACCELERATE, Kind.PLAN, Kind.SMOKE)
+    if has_schema and isinstance(document, Mapping) and not _is_sagemaker(document):
+        problems += schema_problems(document, kind.value)
+    if kind is Kind.DEEPSPEED:
+        problems += deepspeed_problems(document)
+        problems += training_problems(document) if isinstance(document, Mapping) else []
+    elif kind is Kind.ACCELERATE:
+        problems += accelerate_problems(document)
+    elif kind is Kind.TRAINING and not isinstance(document, Mapping):
+        problems.append(finding("DS001", "$", "TrainingArguments are names with values", fix="write one mapping"))
+    return problems
+
+
+def _script(name: str, text: str) -> Looked:
+    """A shell script, a launch line, or flags."""
+    launch, files, roots = arguments.read_launch(text), [], []
+    if launch is not None:
+        files.append(File(name=name, kind=Kind.LAUNCH, text=text, document=arguments.document_of(launch)))
+        roots.append(launch)
+    flags = arguments.training_flags(launch) if launch is not None else arguments.read_flags(text)
+    if flags is not None:
+        files.append(File(name=name, kind=Kind.TRAINING, text=text, document=arguments.document_of(flags)))
+        roots.append(flags)
+    kind = files[0].kind if files else Kind.TEXT
+    return Looked(
+        name=name,
+        text=text,
+        kind=kind,
+        notation=Notation.SHELL,
+        files=tuple(files),
+        roots=tuple(roots),
+        problems=(),
+    )
+
+
+def _is_sagemaker(document: Mapping[str, Any]) -> bool:
+    """SageMaker files have a form of their own, which is not checked here."""
+    return bool(document.get("compute_environment") == "AMAZON_SAGEMAKER")
