@@ -68,7 +68,7 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "optimizer/step": (
         "GPU: 28 bytes * Ψ/n / W for AdamW and Muon, 20 for Lion and SGD, 16 for 8-bit AdamW, 76 for Adafactor; "
-        "CPU: parameters of the node / (0.9e9 per socket, 1.8e9 with PCIe 5)",
+        "CPU: parameters of the node / (0.9e9 per socket, 2.1e9 with PCIe 5)",
         "fit on vTrain; DeepSpeed issue 6834, pull request 7474, ZenFlow blog; ml-engineering, when-to-upgrade-gpus",
     ),
     "optimizer/conversion": (

@@ -109,7 +109,7 @@ def orthogonalisation_flop(rows: int, columns: int) -> int:
 def cpu_parameters_per_s(cluster: Cluster, constants: SpeedConstants) -> float:
     """Parameters that CPU Adam updates per second on one node.
 
-    Formula: 0.9e9 per socket, 1.8e9 on hosts with PCIe 5; two sockets from 2 GPUs on, else one; at most 62e6, or 124e6,
+    Formula: 0.9e9 per socket, 2.1e9 on hosts with PCIe 5; two sockets from 2 GPUs on, else one; at most 62e6, or 145e6,
         per physical core where cores are known.
     Source: DeepSpeed issue 6834, pull request 7474, ZenFlow blog (1.6-1.8 G/s, two sockets); issue 1635 (62 M/s);
         ml-engineering, when-to-upgrade-gpus, for PCIe 5.

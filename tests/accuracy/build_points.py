@@ -50,17 +50,31 @@ def kernels(row: Row) -> str | None:
 
 
 def corrected(row: Row) -> Row:
-    """The row with what its source's own files say where the row says otherwise.
+    """The row with what its source's own files say where the row says otherwise."""
+    if row["source_name"] == "litgpt-hub" and row["method"] != "full":
+        return _litgpt_hub(row)
+    return _qwen(row) if row["source_name"] == "qwen1" else row
 
-    LitGPT's config hub: `lora_*: true` decides the targets, and every qlora.yaml has `quantize: bnb.nf4`.
-    """
-    if row["source_name"] != "litgpt-hub" or row["method"] == "full":
-        return row
+
+def _litgpt_hub(row: Row) -> Row:
+    """LitGPT's config hub: `lora_*: true` decides the targets, and every qlora.yaml has `quantize: bnb.nf4`."""
     everywhere = row["model"] in ALL_LINEAR
     rank = RANKS.get(row["model"], 8) if everywhere else 32
     quantized = " bnb.nf4" if row["method"].startswith("qlora") else ""
     word, sites = row["method"].split()[0], "all-linear" if everywhere else "(q,v)"
     return {**row, "method": f"{word} r{rank} {sites}{quantized}"}
+
+
+def _qwen(row: Row) -> Row:
+    """Qwen's finetune.py gives every adapter rank 64 and `lora_target_modules` c_attn, c_proj, w1, w2; its README says
+    of full-parameter runs `we use DeepSpeed ZeRO 3 in this script`."""
+    if row["method"] == "full":
+        return {**row, "framework": "deepspeed (HF Trainer)", "zero_stage": 3,
+                "missing": [name for name in row["missing"] if name != "zero_stage"]}  # fmt: skip
+    if row["method"].startswith("lora") and "c_attn" not in row["method"]:
+        rank = "" if "r64" in row["method"] else " r64"
+        return {**row, "method": f"{row['method']}{rank} (c_attn,c_proj,w1,w2)"}
+    return row
 
 
 def scored(row: Row) -> bool:

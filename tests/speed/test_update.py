@@ -51,6 +51,14 @@ def test_cpu_rate_follows_sockets_and_is_capped_by_known_cores(gpus: int, cores:
     assert cpu_parameters_per_s(node, CONSTANTS) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(("card", "step_s", "others_s"), [("H200", 2.99, 1.07), ("B200", 2.52, 0.68)])
+def test_hosts_with_ddr5_step_llama_8b_in_under_two_seconds(card: str, step_s: float, others_s: float) -> None:
+    """8,192 tokens on each of 8 GPUs, 141 TFLOP/s on H200 and 167 on B200 (ml-engineering, when-to-upgrade-gpus); the
+    kernels and copies beside the CPU's step take the rest."""
+    node = cases.cluster(cases.gpu(989e12, 0.74, 0.5, 4.8e12, 50e9), 8, 1, 365e9, None)
+    assert cpu_step_s(8.03e9, node, CONSTANTS) == pytest.approx(step_s - others_s, rel=0.05), card
+
+
 @pytest.mark.parametrize(
     ("device", "tflops_per_gpu"),
     [
