@@ -13,6 +13,7 @@ from typing import Any
 from planner.check import arguments
 from planner.check.accelerate_rules import accelerate_problems
 from planner.check.deepspeed_rules import deepspeed_problems
+from planner.check.loader_rules import unreported
 from planner.check.nodes import Node
 from planner.check.read import Notation, locate, notation_of, parse
 from planner.check.rules import finding
@@ -122,6 +123,7 @@ def _rules(kind: Kind, document: Any) -> list[Problem]:
     if kind is Kind.DEEPSPEED:
         problems += deepspeed_problems(document)
         problems += training_problems(document) if isinstance(document, Mapping) else []
+        problems += unreported(document, problems) if isinstance(document, Mapping) else []
     elif kind is Kind.ACCELERATE:
         problems += accelerate_problems(document)
     elif kind is Kind.TRAINING and not isinstance(document, Mapping):

@@ -14,7 +14,7 @@ from planner.check.loader.batch import batch_refusals
 from planner.check.loader.plain import plain_refusals
 from planner.check.loader.typed import typed_refusals
 
-__all__ = ["refusals"]
+__all__ = ["batch_refusals", "refusals"]
 
 
 def refusals(config: Mapping[str, Any], schema: Mapping[str, Any], ranks: int | None = None) -> dict[str, str]:

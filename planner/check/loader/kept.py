@@ -73,7 +73,7 @@ def outcome_of(path: str, value: Any, schema: Mapping[str, Any]) -> Outcome | No
     if path == "$.gradient_clipping" and isinstance(value, (int, float)) and not math.isnan(value):
         note = "; below 0 nothing is clipped" if value < 0 else "; DeepSpeed converts it"
         return Outcome(severity=Severity.WARNING, bites="silently", note=note)
-    if path == "$.vocabulary_size" or path.startswith("$.pipeline.") or path.startswith("$.activation_checkpointing."):
+    if path == "$.vocabulary_size" or path.startswith(("$.pipeline.", "$.activation_checkpointing.")):
         return Outcome(severity=Severity.WARNING, bites="silently", note="; without effect on most models")
     starts = [start for start in USED if path == start or path.startswith((f"{start}.", f"{start}["))]
     return Outcome(severity=Severity.ERROR, bites=USED[max(starts, key=len)] if starts else "silently", note="")

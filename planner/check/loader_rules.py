@@ -1,0 +1,67 @@
+"""What DeepSpeed's loader refuses and no other rule has named.
+
+In: the document with the problems already found, or the files and the context. Out: Problems. Answers: is there an
+error wherever `DeepSpeedConfig` would raise?
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.check.context import Context, Reader
+from planner.check.loader import batch_refusals, refusals
+from planner.check.rules import finding
+from planner.check.run_facts import ranks_of, reader_of
+from planner.check.schema import load_schema
+from planner.check.together import Together
+from planner.errors import one_line
+from planner.records.problem import Problem, Severity
+
+RULE_OF = {
+    "$.train_batch_size": "DS021",
+    "$.train_micro_batch_size_per_gpu": "DS021",
+    "$.gradient_allreduce_op": "DS064",
+    "$.zero_optimization.compute_grad_norm": "DS061",
+    "$.zero_optimization.offload_optimizer.ratio": "DS043",
+}
+STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def unreported(config: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+    """A finding for each refused place without an error of its own."""
+    named = {problem.path for problem in problems if problem.severity is Severity.ERROR}
+    refused = refusals(config, load_schema("deepspeed"))
+    return [_refused(config, path, reason) for path, reason in refused.items() if path not in named]
+
+
+def batch_with_ranks(together: Together, context: Context) -> Iterator[Problem]:
+    """The batch sizes against the number of ranks, exactly as DeepSpeed computes them."""
+    file, ranks = together.deepspeed, ranks_of(together, context)
+    if file is None or ranks is None or reader_of(together, context) not in (None, Reader.DEEPSPEED):
+        return
+    if isinstance(file.document, Mapping) and together.training is None:
+        for path, reason in batch_refusals(file.document, ranks):
+            yield _refused(file.document, path, f"{reason}, with {ranks} ranks", file=file.name)
+
+
+def _refused(config: Mapping[str, Any], path: str, reason: str, file: str = "") -> Problem:
+    rule = RULE_OF.get(path, "DS013")
+    value = one_line(json.dumps(_value_at(config, path), default=str))
+    shown = value if len(value) <= 80 else value[:77] + "..."
+    message = f"DeepSpeed refuses `{shown}` here: {reason}"
+    return finding(rule, path, message, fix="write what is needed, or leave the key out", bites="config", file=file)
+
+
+def _value_at(config: Any, path: str) -> Any:
+    for key, index in STEP.findall(path):
+        try:
+            config = config[int(index) if index else key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return config
+
+
+RULES = (batch_with_ranks,)
