@@ -1,7 +1,8 @@
 """The rules of `dsplan check`: what each number stands for, how bad it is, and when it bites.
 
 In: nothing. Out: the table `RULES` and `finding`, which fills a Problem from it.
-DS0xx concern a DeepSpeed file, DS1xx an Accelerate file, DS2xx a plan folder.
+DS0xx concern a DeepSpeed file, DS1xx an Accelerate file, DS2xx a plan folder, DS3xx training arguments and the launch,
+DS4xx the machine and the model, DS5xx the release.
 """
 
 from __future__ import annotations
@@ -74,6 +75,34 @@ RULES = {
     "DS202": Rule(title="ds_config.json is not what plan.json says", bites="silently"),
     "DS203": Rule(title="accelerate.yaml is not what plan.json says", bites="silently"),
     "DS204": Rule(title="a file of the plan folder is missing"),
+    "DS301": Rule(title="a value differs from the training arguments"),
+    "DS302": Rule(title="a clipping value that does not reach DeepSpeed", bites="silently"),
+    "DS303": Rule(title="a value of the YAML differs from the training arguments"),
+    "DS304": Rule(title="DeepSpeed and FSDP at once"),
+    "DS305": Rule(title="training arguments that do not go with DeepSpeed", bites="config"),
+    "DS306": Rule(title="training arguments that contradict each other"),
+    "DS310": Rule(title="a flag of the launch line that is overruled or refused", bites="silently"),
+    "DS311": Rule(title="a launcher that does not tell the ranks"),
+    "DS312": Rule(title="the launch line names no configuration file", severity=WARNING, bites="silently"),
+    "DS314": Rule(title="the files of the machines do not go together", bites="engine init"),
+    "DS315": Rule(title="the Trainer logs a wrong total batch", severity=INFO, bites="silently"),
+    "DS401": Rule(title="arithmetic that the GPU does not have", bites="engine init"),
+    "DS403": Rule(title="a tensor-parallel group spans nodes", severity=WARNING, bites="silently"),
+    "DS404": Rule(title="hpz groups that do not go with the ranks", bites="engine init"),
+    "DS405": Rule(title="buckets that are large for the card", severity=WARNING, bites="first step"),
+    "DS406": Rule(title="the sequence-parallel size does not divide the ranks", bites="config"),
+    "DS407": Rule(title="staging buffers that lock much host memory", severity=WARNING, bites="engine init"),
+    "DS410": Rule(title="heads that do not divide by the tensor-parallel size", severity=WARNING, bites="silently"),
+    "DS411": Rule(title="a model that AutoTP does not train", bites="engine init"),
+    "DS412": Rule(title="fp16 for a model trained in bf16", severity=WARNING, bites="first step"),
+    "DS413": Rule(title='"auto" sizes for a model without hidden_size', bites="engine init"),
+    "DS414": Rule(title="experts under ZeRO-3 that are no leaf", severity=WARNING, bites="first step"),
+    "DS415": Rule(title="more host memory than a node has", severity=WARNING, bites="engine init"),
+    "DS416": Rule(title="more GPU memory than the card has", severity=WARNING, bites="first step"),
+    "DS417": Rule(title="a model that the sequence-parallel size does not divide", bites="engine init"),
+    "DS418": Rule(title="swap buffers that are smaller than a parameter", bites="engine init"),
+    "DS501": Rule(title="a key or value that this release does not know"),
+    "DS502": Rule(title="a release that dsplan does not know", severity=INFO, bites="silently"),
 }
 
 

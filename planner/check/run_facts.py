@@ -163,7 +163,7 @@ def half_precision(together: Together) -> Said | None:
         for name, kind in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
             if is_on(file.fields, name):
                 return Said(value=kind, file=file.name, path=f"$.{name}.enabled")
-        waits = [name for name in ("bf16", "fp16") if section(file.fields, name).get("enabled") == "auto"]
+        waits = [name for name in ("bf16", "fp16") if section(file.fields, name).get("enabled") in ("auto", None)]
         return _filled(together, tuple(waits))
     return _filled(together, ("bf16", "fp16")) if lone_yaml(together) is not None else None
 

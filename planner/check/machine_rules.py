@@ -1,0 +1,180 @@
+"""The files against the machine: arithmetic of the GPU, number of ranks, size of a node.
+
+In: the files and the context. Out: Problems. Answers: does this GPU compute in that precision, and do batch sizes and
+degrees go with the ranks there are? Sources are in CONTRACT order of the fact: deepspeed/runtime/config.py (batch
+identity), deepspeed/utils/groups.py (hpz), deepspeed/runtime/tensor_parallel (ranks), accelerator/cuda_accelerator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.check.cards import BF16_FROM, FP16_FROM, capability_of
+from planner.check.context import Context
+from planner.check.deepspeed_rules import section
+from planner.check.rules import finding
+from planner.check.run_facts import (
+    Said,
+    half_precision,
+    node_size_of,
+    offload_device,
+    ranks_of,
+    tensor_parallel,
+    whole,
+    zero_stage,
+)
+from planner.check.together import Together
+from planner.records.problem import Edit, EditKind, Problem, Severity
+
+ZERO = "$.zero_optimization"
+SMALL_CARD_BYTES = 17 * 10**9
+"""Cards of 16 GB and less; drivers report up to 16.9e9 bytes for them."""
+DEFAULT_BUCKET = 500_000_000
+
+
+def has_bf16(context: Context) -> bool | None:
+    """Whether the GPU has bf16 units; None: not known."""
+    if context.cluster is not None:
+        return context.cluster.gpu.has_bf16
+    capability = capability_of(context.gpu_name or "")
+    return None if capability is None else capability >= BF16_FROM
+
+
+def has_fp16(context: Context) -> bool | None:
+    """Whether DeepSpeed takes fp16 on the GPU; None: not known, as for cards of other makers."""
+    capability = capability_of(context.gpu_name or (context.cluster.gpu.name if context.cluster else ""))
+    return None if capability is None else capability >= FP16_FROM
+
+
+def gpu_computes_in_precision(together: Together, context: Context) -> Iterator[Problem]:
+    half = half_precision(together)
+    if half is None:
+        return
+    card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+    if half.value == "bf16" and has_bf16(context) is False:
+        instead = "fp16 with `loss_scale` 0" if has_fp16(context) else "fp32"
+        message = f"`{card}` has no bf16: DeepSpeed refuses it, or torch emulates it many times slower"
+        yield finding("DS401", half.path, message, fix=f"use {instead}", file=half.file)
+    if half.value == "fp16" and has_fp16(context) is False:
+        message = f"DeepSpeed refuses fp16 on `{card}`, which is below compute capability 7.0"
+        yield finding("DS401", half.path, message, fix="use fp32: switch `fp16` off", file=half.file)
+
+
+def batch_identity(together: Together, context: Context) -> Iterator[Problem]:
+    """The total is checked against all ranks, tensor-parallel ones too; sequence-parallel ones are divided out."""
+    file, ranks = together.deepspeed, ranks_of(together, context)
+    if file is None or ranks is None or together.training is not None:
+        return
+    config = file.fields
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, accumulation = (whole(config.get(name)) for name in names)
+    if total is None or "auto" in (config.get(names[1]), config.get(names[2])):
+        return
+    sequence = whole(config.get("sequence_parallel_size")) or 1
+    replicas = ranks // sequence if ranks % sequence == 0 else ranks
+    remove = (Edit(kind=EditKind.REMOVE, path="$.train_batch_size"),)
+    fix = "leave `train_batch_size` out"
+    if micro is None:
+        if total % (replicas * (accumulation or 1)):
+            parts = f"{replicas} ranks x accumulation {accumulation or 1}"
+            message = f"`{total}` is no multiple of {parts}"
+            yield finding("DS021", "$.train_batch_size", message, fix="write a multiple", file=file.name)
+        return
+    product = micro * (accumulation or 1) * replicas
+    if accumulation is None and total % (micro * replicas) == 0 and total >= micro * replicas:
+        return
+    if total != product:
+        tp = tensor_parallel(together)
+        note = ""
+        if tp > 1 and total * tp == product:
+            note = "; DeepSpeed counts tensor-parallel ranks too"
+        formula = f"micro-batch x accumulation x ranks = {micro} x {accumulation or 1} x {replicas} = {product}"
+        message = f"`{total}` is not {formula}{note}"
+        yield finding("DS021", "$.train_batch_size", message, fix=fix, file=file.name, edits=remove)
+
+
+def tensor_parallel_ranks(together: Together, context: Context) -> Iterator[Problem]:
+    file, tp = together.deepspeed, tensor_parallel(together)
+    ranks, node = ranks_of(together, context), node_size_of(together, context)
+    if file is None or tp == 1 or ranks is None:
+        return
+    path = "$.tensor_parallel.autotp_size"
+    if ranks % tp:
+        message = f"`autotp_size` {tp} does not divide {ranks} processes: AssertionError without a word"
+        yield finding("DS051", path, message, fix=f"write a divisor of {ranks}", file=file.name)
+    elif node is not None and node % tp and ranks > node:
+        message = f"groups of {tp} ranks do not fit into nodes of {node}: every layer waits for the network"
+        yield finding("DS403", path, message, fix=f"write a divisor of {node}", file=file.name)
+
+
+def hpz_divides_ranks(together: Together, context: Context) -> Iterator[Problem]:
+    file, stage = together.deepspeed, zero_stage(together)
+    ranks, node = ranks_of(together, context), node_size_of(together, context)
+    if file is None or stage is None or stage.value != 3 or ranks is None:
+        return
+    size = whole(section(file.fields, "zero_optimization").get("zero_hpz_partition_size")) or 1
+    path = f"{ZERO}.zero_hpz_partition_size"
+    if size > 1 and ranks % min(size, ranks):
+        message = f"{size} does not divide {ranks} ranks"
+        yield finding("DS404", path, message, fix=f"write a divisor of {ranks}", file=file.name)
+    elif size > 1 and node is not None and size != node:
+        message = f"a secondary copy of {size} ranks is not a node of {node}: gathering then still crosses the network"
+        message = message if size > node else f"{size} ranks hold a copy each, a node has {node}"
+        fix = f"write {node}, the GPUs of a node"
+        yield finding("DS404", path, message, fix=fix, severity=Severity.WARNING, bites="silently", file=file.name)
+
+
+def buckets_fit_the_card(together: Together, context: Context) -> Iterator[Problem]:
+    """Stages 1 and 2 hold reduce_bucket_size elements, twice with overlap_comm."""
+    file, stage = together.deepspeed, zero_stage(together)
+    if file is None or stage is None or stage.value not in (1, 2) or context.cluster is None:
+        return
+    if context.cluster.gpu.memory_bytes > SMALL_CARD_BYTES:
+        return
+    zero = section(file.fields, "zero_optimization")
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        size = whole(zero.get(key, DEFAULT_BUCKET))
+        if size is not None and size >= DEFAULT_BUCKET:
+            gigabytes = 2 * size / 1e9
+            message = f"{size:g} elements are {gigabytes:g} GB in 16 bits, much on `{context.cluster.gpu.name}`"
+            edits = (Edit(kind=EditKind.SET, path=f"{ZERO}.{key}", value=50_000_000),)
+            fix = "write 50000000, which costs little speed"
+            yield finding("DS405", f"{ZERO}.{key}", message, fix=fix, file=file.name, edits=edits)
+
+
+def sequence_parallel_ranks(together: Together, context: Context) -> Iterator[Problem]:
+    file, ranks = together.deepspeed, ranks_of(together, context)
+    if file is None or ranks is None:
+        return
+    size = whole(file.fields.get("sequence_parallel_size")) or 1
+    if size > 1 and ranks % size:
+        message = f"{size} does not divide {ranks} ranks"
+        yield finding("DS406", "$.sequence_parallel_size", message, fix=f"write a divisor of {ranks}", file=file.name)
+
+
+def offload_on_many_ranks(together: Together, context: Context) -> Iterator[Problem]:
+    """NVMe staging buffers are locked memory of the host, for every rank."""
+    device: Said | None = offload_device(together, "offload_param")
+    file = together.deepspeed
+    if device is None or file is None or device.value == "none":
+        return
+    block = section(file.fields, "zero_optimization", "offload_param")
+    count, size = whole(block.get("buffer_count", 5)), whole(block.get("buffer_size", 100_000_000))
+    if count and size and block.get("pin_memory", True) is not False and device.value == "nvme":
+        gib = 2 * count * size / 2**30
+        node = node_size_of(together, context) or 1
+        if gib * node >= 16 and context.host_ram_gib is not None and gib * node > 0.1 * context.host_ram_gib:
+            message = f"{count} buffers of {size} elements are {gib * node:.0f} GiB of locked memory on each node"
+            path = f"{ZERO}.offload_param.buffer_size"
+            yield finding("DS407", path, message, fix="take smaller or fewer buffers", file=file.name)
+
+
+RULES = (
+    gpu_computes_in_precision,
+    batch_identity,
+    tensor_parallel_ranks,
+    hpz_divides_ranks,
+    buckets_fit_the_card,
+    sequence_parallel_ranks,
+    offload_on_many_ranks,
+)
