@@ -42,7 +42,7 @@ def read_launch(text: str) -> Node | None:
     best: Node | None = None
     for command in commands(text):
         tree = _launch_of(command)
-        if tree is not None and (best is None or _flags_in(tree) > _flags_in(best)):
+        if tree is not None and (best is None or _weight(tree) > _weight(best)):
             best = tree
     return best
 
@@ -96,8 +96,11 @@ def is_training(document: Mapping[str, Any]) -> int:
     return len(set(document) & NAMES)
 
 
-def _flags_in(tree: Node) -> int:
-    return sum(len(entry.node.entries) for entry in tree.entries)
+def _weight(tree: Node) -> tuple[bool, int]:
+    """A command that names its script tells more than one that leaves it to a variable; then the flags count."""
+    script = child(tree, "script")
+    named = script is not None and "$" not in str(script.value)
+    return named, sum(len(entry.node.entries) for entry in tree.entries)
 
 
 def _launch_of(words: list[Word]) -> Node | None:

@@ -14,7 +14,7 @@ from planner.check.cross import plan_problems
 from planner.check.deepspeed_rules import section
 from planner.check.rules import finding
 from planner.check.single import Looked, look_at
-from planner.check.together import Kind
+from planner.check.together import Kind, Together
 from planner.errors import CheckFailed
 from planner.records.problem import Problem, Severity
 
@@ -24,6 +24,7 @@ KINDS = {
     "accelerate.yaml": Kind.ACCELERATE,
     "plan.json": Kind.PLAN,
     "smoke.json": Kind.SMOKE,
+    "training_args.json": Kind.TRAINING,
 }
 
 
@@ -57,6 +58,17 @@ def require_valid(files: Mapping[str, str]) -> None:
         first = errors[0]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise CheckFailed(f"`{first.file}` is wrong: {first.message} @ {first.path}{more}", hint=first.fix)
+
+
+def pair_findings(run: Together) -> list[Problem]:
+    """An Accelerate file against the DeepSpeed file it goes with."""
+    if run.deepspeed is None:
+        return []
+    return [
+        problem
+        for file in run.accelerate[:1]
+        for problem in pair_problems(file.fields, run.deepspeed.fields, run.deepspeed.name)
+    ]
 
 
 def named_file_problems(

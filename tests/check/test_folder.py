@@ -114,8 +114,9 @@ def test_check_reads_a_plan_folder_and_single_files(tmp_path: Path) -> None:
     assert {Path(name).name: kind for name, kind in result.files} == {
         "accelerate.yaml": "accelerate",
         "ds_config.json": "deepspeed",
-        "launch.sh": "text",
+        "launch.sh": "launch",
         "plan.json": "plan",
+        "training_args.json": "training-arguments",
     }
     single = check(tmp_path / "plan" / "plan.json", tmp_path / "plan" / "ds_config.json")
     assert [kind for _, kind in single.files] == ["plan", "deepspeed"]

@@ -1,0 +1,143 @@
+"""All files of one command, each by itself and with those it belongs to.
+
+In: paths and a context. Out: findings with places, and the files with their kinds. Answers: what is wrong with all of
+this, each fault once, file by file?
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from planner.check.across import across_problems, reader_of, settled
+from planner.check.context import Context, Reader
+from planner.check.folder import check_files, pair_findings
+from planner.check.given import READERS
+from planner.check.group import Named, candidates, named_files, resolve, runs
+from planner.check.inputs import Given, GivenPlan, given, read
+from planner.check.rules import finding
+from planner.check.single import Looked, look_at
+from planner.check.together import Kind, Together
+from planner.errors import PlannerError, one_line
+from planner.records.problem import Problem, Severity
+
+STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
+
+
+def check_paths(paths: Sequence[str | PathLike[str]], context: Context) -> tuple[list[Problem], list[tuple[str, str]]]:
+    """Findings and files of everything that the paths mean."""
+    if not paths:
+        raise PlannerError("no file to check", hint="name a DeepSpeed JSON, an Accelerate YAML or a plan folder")
+    findings: list[Problem] = []
+    kinds: dict[str, str] = {}
+    loose: list[Looked] = []
+    for one in given(tuple(paths)):
+        if isinstance(one, GivenPlan):
+            findings += _plan(one, context, kinds)
+        elif one.problem is not None:
+            kinds[one.name] = Kind.TEXT.value
+            findings.append(one.problem)
+        else:
+            loose.append(look_at(one.name, one.text))
+    loose += _also_named(loose)
+    for looked in loose:
+        kinds[looked.name] = looked.kind.value
+        findings += looked.problems
+    findings += _missing(loose)
+    findings += _across(loose, context)
+    return _in_order(settled(findings), list(kinds)), list(kinds.items())
+
+
+def _plan(plan: GivenPlan, context: Context, kinds: dict[str, str]) -> list[Problem]:
+    """A folder that dsplan wrote: its own rules, and those of any run."""
+    found = [replace(problem, file=os.path.join(plan.folder, problem.file)) for problem in check_files(plan.files)]
+    looked = [look_at(os.path.join(plan.folder, name), text) for name, text in plan.files.items()]
+    for one in looked:
+        kinds[one.name] = one.kind.value
+    if context.reader is None:
+        context = replace(context, reader=_reader_in(looked))
+    return found + _across(looked, context)
+
+
+def _reader_in(plan: Sequence[Looked]) -> Reader | None:
+    """Whom the plan was written for."""
+    documents = (one.files[0].fields for one in plan if one.kind is Kind.PLAN and one.files)
+    request = next((document.get("request") for document in documents), None)
+    integration = request.get("integration") if isinstance(request, Mapping) else None
+    return READERS.get(integration) if isinstance(integration, str) else None
+
+
+def _also_named(loose: Sequence[Looked]) -> list[Looked]:
+    """Files that are named, were not given, and lie where they are named."""
+    found: dict[str, Looked] = {}
+    waiting = list(loose)
+    names = [one.name for one in loose]
+    while waiting:
+        for named in named_files(waiting.pop(0)):
+            if resolve(named, [*names, *found]) is not None:
+                continue
+            path = next((Path(place) for place in candidates(named) if _is_file(place)), None)
+            if path is not None:
+                other = _read_quietly(path)
+                if other is not None:
+                    found[other.name] = other
+                    waiting.append(other)
+    return list(found.values())
+
+
+def _is_file(place: str) -> bool:
+    try:
+        return os.path.isfile(place)
+    except ValueError:
+        return False
+
+
+def _read_quietly(path: Path) -> Looked | None:
+    try:
+        file: Given = read(path)
+    except PlannerError:
+        return None
+    return look_at(file.name, file.text) if file.problem is None else None
+
+
+def _missing(loose: Sequence[Looked]) -> Iterable[Problem]:
+    """Files that are named and are nowhere."""
+    names = [one.name for one in loose]
+    for one in loose:
+        for named in named_files(one):
+            if named.path != "$" and resolve(named, names) is None:
+                yield from one.located([_not_there(named)])
+
+
+def _not_there(named: Named) -> Problem:
+    message = f"there is no file `{one_line(named.name)}` beside it, nor from here"
+    fix = "check the path: it counts from the folder in which the run starts"
+    return finding("DS121", named.path, message, fix=fix, severity=Severity.WARNING, file=named.by)
+
+
+def _across(loose: Sequence[Looked], context: Context) -> list[Problem]:
+    by_name = {one.name: one for one in loose}
+    found: list[Problem] = []
+    for run in runs(loose):
+        problems = [*pair_findings(run), *across_problems(run, context), *_strictness(run, context, by_name)]
+        for problem in problems:
+            found += by_name[problem.file].located([problem])
+    return found
+
+
+def _strictness(run: Together, context: Context, by_name: dict[str, Looked]) -> list[Problem]:
+    """A JSON that only DeepSpeed reads is an error for the readers that refuse it."""
+    if run.deepspeed is None or reader_of(run, context) not in STRICT_READERS:
+        return []
+    notes = [problem for problem in by_name[run.deepspeed.name].problems if problem.rule == "DS002"]
+    return [replace(problem, severity=Severity.ERROR) for problem in notes]
+
+
+def _in_order(findings: list[Problem], files: list[str]) -> list[Problem]:
+    """By file in the order given, then by place."""
+    rank = {name: number for number, name in enumerate(files)}
+    last = len(rank)
+    return sorted(findings, key=lambda p: (rank.get(p.file, last), p.file, p.line, p.column, p.rule, p.path))
