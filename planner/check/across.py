@@ -6,7 +6,7 @@ the engine, and do the files, the machine, the model and the releases go togethe
 
 from __future__ import annotations
 
-from planner.check import loader_rules, reader_rules
+from planner.check import argument_rules, launch_rules, loader_rules, machine_rules, model_rules, reader_rules
 from planner.check.context import Context
 from planner.check.run_facts import reader_of
 from planner.check.together import Rule, Together
@@ -14,7 +14,14 @@ from planner.records.problem import Problem, Severity
 
 __all__ = ["across_problems", "reader_of", "settled"]
 
-RULES: tuple[Rule, ...] = (*reader_rules.RULES, *loader_rules.RULES)
+RULES: tuple[Rule, ...] = (
+    *reader_rules.RULES,
+    *argument_rules.RULES,
+    *launch_rules.RULES,
+    *machine_rules.RULES,
+    *model_rules.RULES,
+    *loader_rules.RULES,
+)
 WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
