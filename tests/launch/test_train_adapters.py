@@ -27,11 +27,11 @@ MODELS = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", "gemma-2-9b", "phi-3-mini")
 def train() -> Any:
     for package in ("torch", "transformers", "peft"):
         pytest.importorskip(package)
-    spec = importlib.util.spec_from_file_location("planned_train", TEMPLATES / "train.py")
+    spec = importlib.util.spec_from_file_location("planned_model", TEMPLATES / "model_and_data.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["planned_train"] = module
+    sys.modules["planned_model"] = module
     spec.loader.exec_module(module)
     return module
 

@@ -10,7 +10,17 @@ from planner.records.estimate import Device, MemoryEstimate, Moment, Phase, Term
 from planner.records.machine import Cluster, Gpu, Link
 from planner.records.model import AutoTP, ModelShape, Norm, Position, Precision
 from planner.records.plan import Evaluation, Limit, Plan, Verdict
-from planner.records.request import Attention, Axes, Launcher, Loss, Objective, Optimizer, Request, Workload
+from planner.records.request import (
+    Attention,
+    Axes,
+    Integration,
+    Launcher,
+    Loss,
+    Objective,
+    Optimizer,
+    Request,
+    Workload,
+)
 
 SETTINGS = ZeroSettings(
     overlap_comm=True,
@@ -114,6 +124,8 @@ def make_plan(
     script_arguments: tuple[str, ...] = (),
     attention: Attention = Attention.SDPA,
     seq_len: int = 2048,
+    loss: Loss = Loss.STANDARD,
+    integration: Integration = Integration.TRAINER,
 ) -> Plan:
     cluster = cluster or make_cluster()
     candidate = Candidate(
@@ -134,7 +146,7 @@ def make_plan(
             accumulation=accumulation,
             precision=precision,
             attention=attention,
-            loss=Loss.STANDARD,
+            loss=loss,
             tokens=None,
             optimizer=optimizer,
         ),
@@ -153,6 +165,7 @@ def make_plan(
         script_arguments=script_arguments,
         asked=(),
         assumptions=("host memory from the test",),
+        integration=integration,
     )
     return Plan(request=request, ranked=(_evaluation(request, candidate),), rejected=(), remedies=())
 
@@ -230,7 +243,7 @@ def make_document(plan: Plan) -> dict[str, Any]:
             "accumulation": None,
             "objective": "throughput",
             "margin": 0.05,
-            "integration": "trainer",
+            "integration": request.integration.value,
             "tokens": None,
             "launcher": request.launcher.value,
             "top": 5,
@@ -363,6 +376,7 @@ def random_plans(count: int, *, seed: int) -> list[Plan]:
                 precision=precision,
                 optimizer=optimizer,
                 launcher=draw.choice(list(Launcher)),
+                integration=draw.choice(list(Integration)),
                 checkpointing=draw.choice(list(Checkpointing)),
                 micro_batch=draw.choice((1, 2, 3, 16)),
                 accumulation=draw.choice((1, 4, 7)),

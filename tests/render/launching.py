@@ -15,7 +15,8 @@ from planner.render.bundle import render_files
 
 RECORDER = """#!/usr/bin/env python3
 import json, os, sys
-names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "MASTER_PORT")
+names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "MASTER_PORT",
+         "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_DEEPSPEED_ZERO3_INIT")
 record = {"argv": sys.argv, "cwd": os.getcwd(), "env": {name: os.environ.get(name) for name in names}}
 open(os.environ["RECORD"], "w").write(json.dumps(record))
 """

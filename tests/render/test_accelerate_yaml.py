@@ -1,9 +1,10 @@
 """The Accelerate dict holds counts and the name of the DeepSpeed file, and nothing that also lies in that file."""
 
 import pytest
+import yaml
 from handmade_plans import make_cluster, make_plan
 
-from planner.render.accelerate_yaml import accelerate_config
+from planner.render.accelerate_yaml import accelerate_config, accelerate_text
 
 # accelerate 1.15, utils/dataclasses.py: what DeepSpeedPlugin refuses beside deepspeed_config_file
 REFUSED = {
@@ -23,3 +24,12 @@ def test_counts_are_totals_and_nothing_has_two_homes(nodes: int, gpus: int, zero
     assert config["deepspeed_config"]["zero3_init_flag"] is (zero == 3)
     assert ("deepspeed_multinode_launcher" in config["deepspeed_config"]) is (nodes > 1)
     assert "main_process_port" not in config
+
+
+def test_the_first_line_names_the_schema_and_the_rest_is_the_document() -> None:
+    """The comment is that of yaml-language-server, which most editors run."""
+    cluster = make_cluster()
+    candidate = make_plan().ranked[0].candidate
+    text = accelerate_text(cluster, candidate)
+    assert text.splitlines()[0] == "# yaml-language-server: $schema=accelerate.schema.json"
+    assert yaml.safe_load(text) == accelerate_config(cluster, candidate)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from handmade_plans import make_cluster, make_document, make_plan, random_plans
+from handmade_plans import make_cluster, make_plan, random_plans
 from launching import launch
-from trainer_values import optimizer_arguments
+from trainer_values import after_the_trainer, filled
 
 from planner.records.candidate import Offload
 from planner.records.model import Precision
 from planner.records.plan import Plan
-from planner.records.request import Launcher, Optimizer
+from planner.records.request import Integration, Launcher, Loss, Optimizer
 from planner.render.deepspeed_json import deepspeed_config
+from planner.render.integrations import accelerator_environment
+from planner.render.script_arguments import training_arguments
 
 PLANS = [
     make_plan(zero=0),
@@ -26,6 +27,9 @@ PLANS = [
     make_plan(zero=3, offload=Offload.NVME),
     *(make_plan(zero=zero, optimizer=optimizer) for optimizer in Optimizer for zero in (1, 3)),
     make_plan(zero=2, precision=Precision.PURE_BF16),
+    make_plan(zero=3, loss=Loss.FUSED),
+    make_plan(zero=3, tp=2, integration=Integration.ACCELERATE),
+    make_plan(zero=2, integration=Integration.DEEPSPEED),
 ]
 
 
@@ -72,39 +76,71 @@ def test_deepspeed_reads_every_plan_as_it_was_meant(monkeypatch: pytest.MonkeyPa
             assert block is None or block.pin_memory is candidate.settings.pin_memory
         assert zero.overlap_comm is candidate.settings.overlap_comm
         assert zero.reduce_bucket_size == candidate.settings.reduce_bucket_elements
-    assert len(plans) == 119
+    assert len(plans) == 122
 
 
 @pytest.mark.slow
 @pytest.mark.transformers
 def test_the_trainer_agrees_with_every_number() -> None:
-    """`process` raises where an argument and the file differ; the arguments are those train.py reads from the file."""
+    """`finalize` raises where an argument and the file differ; the arguments are those of training_args.json."""
     pytest.importorskip("transformers")
     pytest.importorskip("deepspeed")
     pytest.importorskip("accelerate")
-    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
-
-    for plan in PLANS:
+    plans = [plan for plan in PLANS if plan.request.integration is Integration.TRAINER]
+    for plan in plans:
         config, candidate = rendered(plan), plan.ranked[0].candidate
-        arguments = SimpleNamespace(
-            world_size=candidate.degrees.world_size,
-            per_device_train_batch_size=candidate.micro_batch,
-            gradient_accumulation_steps=candidate.accumulation,
-            max_grad_norm=config["gradient_clipping"],
-            **optimizer_arguments(make_document(plan), config),
-            save_on_each_node=False,
-            fp16=plan.request.workload.precision is Precision.FP16,
-            bf16=plan.request.workload.precision in (Precision.BF16, Precision.PURE_BF16),
-            fp16_full_eval=False,
-            bf16_full_eval=False,
-            get_warmup_steps=lambda steps: 0,
-        )
-        read = HfTrainerDeepSpeedConfig(rendered(plan))
-        read.trainer_config_process(arguments)
-        model = SimpleNamespace(config=SimpleNamespace(hidden_size=5120))
-        read.trainer_config_finalize(arguments, model, 100)
-        assert read.config == config, "the Trainer had to fill something in"
+        arguments = training_arguments(plan.request, candidate, config)
+        read = after_the_trainer(config, arguments, world_size=candidate.degrees.world_size, hidden=5120)
+        assert read.config == filled(config, arguments), "the Trainer filled in something else"
+        assert "auto" not in str(read.config)
         assert read.is_zero3() is (int(candidate.zero) == 3)
+    assert len(plans) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.transformers
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("per_device_train_batch_size", 3),
+        ("gradient_accumulation_steps", 3),
+        ("max_grad_norm", 0.5),
+        ("bf16", False),
+    ],
+)
+def test_the_trainer_refuses_an_argument_that_is_not_the_plans(argument: str, wrong: Any) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("accelerate")
+    plan = make_plan()
+    arguments = training_arguments(plan.request, plan.ranked[0].candidate, rendered(plan)) | {argument: wrong}
+    with pytest.raises(ValueError, match="mismatch TrainingArguments"):
+        after_the_trainer(rendered(plan), arguments, world_size=4, hidden=5120)
+
+
+@pytest.mark.slow
+@pytest.mark.accelerate
+@pytest.mark.parametrize("launcher", [Launcher.DEEPSPEED, Launcher.TORCHRUN])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_other_launchers_tell_accelerator_what_accelerate_launch_tells_it(
+    tmp_path: Path, launcher: Launcher, zero: int
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    plan = make_plan(launcher=launcher, integration=Integration.ACCELERATE, zero=zero)
+    seen = launch(plan, tmp_path / "plan")
+    told = accelerator_environment(plan)
+    assert {name: seen.env[name] for name in told} == told
+    words = ["--config_file", str(tmp_path / "plan" / "accelerate.yaml"), "train.py"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    arguments.deepspeed_fields_from_accelerate_config = "deepspeed_config_file,zero3_init_flag"
+    _, environment = prepare_deepspeed_cmd_env(arguments)
+    assert {name: environment[name] for name in told} == told
+    assert len(told) == 3
+    assert accelerator_environment(make_plan(launcher=launcher)) == {}
 
 
 @pytest.mark.slow

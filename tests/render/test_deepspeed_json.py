@@ -9,6 +9,7 @@ from handmade_plans import MODEL, SETTINGS, make_cluster, make_plan
 from planner.records.candidate import Offload
 from planner.records.model import Precision
 from planner.records.plan import Plan
+from planner.records.request import Integration, Optimizer
 from planner.render.deepspeed_json import deepspeed_config
 
 
@@ -41,9 +42,20 @@ def test_every_key_whose_default_moved_is_written(zero: int) -> None:
     assert ("sub_group_size" in section) is (zero == 3)
 
 
-def test_no_value_is_auto_and_sizes_are_integers() -> None:
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_only_what_the_trainer_fills_is_auto(optimizer: Optimizer) -> None:
+    """transformers 5.24, integrations/deepspeed.py `trainer_config_process`, of what no plan states."""
+    read_by_trainer = rendered(make_plan(optimizer=optimizer))
+    params = read_by_trainer.pop("optimizer", {"params": {}})["params"]
+    left_open = {name for name, value in params.items() if value == "auto"}
+    assert left_open == {"lr", "betas", "eps", "weight_decay"} & set(params)
+    assert "auto" not in leaves(read_by_trainer)
+    for integration in (Integration.ACCELERATE, Integration.DEEPSPEED):
+        assert "auto" not in leaves(rendered(make_plan(optimizer=optimizer, integration=integration)))
+
+
+def test_sizes_are_integers() -> None:
     config = rendered(make_plan(offload=Offload.NVME))
-    assert "auto" not in leaves(config)
     sizes = [value for key, value in config["zero_optimization"].items() if key.endswith(("size", "threshold"))]
     assert len(sizes) == 5
     assert all(type(value) is int for value in sizes)
@@ -53,6 +65,8 @@ def test_fp16_scales_its_loss_dynamically_and_fp32_has_neither_section() -> None
     half = rendered(make_plan(precision=Precision.FP16))
     assert half["fp16"]["enabled"] is True
     assert half["fp16"]["loss_scale"] == 0
+    assert half["fp16"]["hysteresis"] == 2
+    assert 0 < half["fp16"]["initial_scale_power"] < 16  # 16, the default, overflows at the start of most runs
     assert "bf16" not in half
     assert rendered(make_plan(precision=Precision.BF16))["bf16"] == {"enabled": True}
     full = rendered(make_plan(precision=Precision.FP32))

@@ -13,7 +13,7 @@ from handmade_plans import make_plan
 from planner.catalog.optimizers import optimizer_rows
 from planner.errors import PlannerError
 from planner.records.model import Adapter, Method, Precision
-from planner.records.request import Optimizer
+from planner.records.request import Integration, Optimizer
 from planner.render.deepspeed_json import deepspeed_config
 from planner.render.optimizer_block import optimizer_keys
 from planner.spec import ds_config
@@ -69,7 +69,8 @@ def test_learning_rates_follow_adamw() -> None:
     for optimizer in (Optimizer.ADAMW, Optimizer.LION, Optimizer.MUON):
         for trained in (None, adapter):
             workload = replace(full.workload, optimizer=optimizer, adapter=trained)
-            params = optimizer_keys(replace(full, workload=workload))["optimizer"]["params"]
+            request = replace(full, workload=workload, integration=Integration.DEEPSPEED)
+            params = optimizer_keys(request)["optimizer"]["params"]
             rates[optimizer, trained is None] = (params["lr"], params.get("muon_lr"))
     assert rates == {
         (Optimizer.ADAMW, True): (1e-5, None),
