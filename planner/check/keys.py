@@ -29,19 +29,8 @@ REMOVED = {
 REMOVED_IN = {"$": set(REMOVED) - {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}}
 REMOVED_IN["$.zero_optimization"] = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
 
-# Sections that DeepSpeed reads as plain dicts: a key it does not look for has no effect and no message.
-PLAIN_SECTIONS = (
-    *(
-        "$",
-        "$.optimizer",
-        "$.scheduler",
-        "$.torch_autocast",
-        "$.data_types",
-        "$.activation_checkpointing",
-        "$.pipeline",
-    ),
-    *("$.checkpoint", "$.checkpoint.parallel_write", "$.aio", "$.flops_profiler", "$.timers"),
-)
+# Large sections that few files have: that a stray key also exists there says nothing about what was meant.
+RARE_SECTIONS = ("$.autotuning", "$.data_efficiency", "$.expert_parallel")
 RENAMED = {
     ("$.aio", "thread_count"): "`intra_op_parallelism`",
     ("$", "load_universal_checkpoint"): "`checkpoint.load_universal`",
@@ -51,15 +40,17 @@ RENAMED = {
 }
 
 
-def unknown_key(path: str, key: str, known: Iterable[str], schema: Mapping[str, Any], schema_name: str) -> Problem:
-    """The finding for one key that the section at `path` does not have."""
-    place = f"{path}.{key}"
+def unknown_key(
+    path: str, key: str, section: Mapping[str, Any], schema: Mapping[str, Any], schema_name: str
+) -> Problem:
+    """The finding for one key that the section at `path` does not have; `section` is the part of the schema for it."""
+    place, known = f"{path}.{key}", section.get("properties", {})
     if schema_name != "deepspeed":
         return _elsewhere(place, path, key, known, schema_name)
     if key in REMOVED_IN.get(path, ()):
         return finding("DS012", place, f"`{key}` was removed from DeepSpeed", fix=REMOVED[key])
     replacement = RENAMED.get((path, key))
-    homes = [home for home in sections_with(schema, key) if home != path]
+    homes = [home for home in sections_with(schema, key) if home != path and not home.startswith(RARE_SECTIONS)]
     near = nearest(key, known, limit=1)
     if replacement is not None:
         hint = f"write {replacement}"
@@ -67,7 +58,7 @@ def unknown_key(path: str, key: str, known: Iterable[str], schema: Mapping[str, 
         hint = f"move it to `{homes[0].removeprefix('$.')}`" if homes[0] != "$" else "move it to the top level"
     else:
         hint = f"did you mean `{near[0]}`?" if near else "take it out"
-    if path not in PLAIN_SECTIONS:
+    if section.get("x-unknown-keys") == "refused":
         return finding("DS010", place, f"`{path.removeprefix('$.')}` has no key `{key}`", fix=hint)
     likely_mistake = bool(near or homes or replacement)
     message = f"no program reads `{key}` here, so it has no effect"

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from planner.check.keys import unknown_key
+from planner.check.loader import refusals
+from planner.check.loader.kept import is_typed, outcome_of
 from planner.check.rules import finding
 from planner.check.violations import Violation, violations
 from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 from planner.resources import read_text
 
-VALUE_RULE = {"deepspeed": "DS013", "accelerate": "DS112", "plan": "DS201", "smoke": "DS201"}
-LOOSE_WORDS = {"true", "false", "yes", "no", "on", "off"}
+VALUE_RULE = {"deepspeed": "DS013", "accelerate": "DS112"}  # DS201 for our own documents
 
 
 def schema_problems(document: Any, schema_name: str) -> list[Problem]:
     """Everything the schema `schemas/<schema_name>.schema.json` has to say."""
     schema = load_schema(schema_name)
-    problems = [p for broken in violations(schema, document) for p in _problems_of(broken, schema_name, schema)]
+    refused = refusals(document, schema) if schema_name == "deepspeed" else {}
+    problems = [
+        p for broken in violations(schema, document) for p in _problems_of(broken, schema_name, schema, refused)
+    ]
     return sorted(problems, key=lambda problem: (problem.path, problem.rule, problem.message))
 
 
@@ -41,11 +46,15 @@ def json_path(parts: Iterable[str | int]) -> str:
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
-def _problems_of(broken: Violation, schema_name: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
-    path, rule = json_path(broken.path), VALUE_RULE[schema_name]
+def _problems_of(
+    broken: Violation, schema_name: str, schema: Mapping[str, Any], refused: Mapping[str, str]
+) -> Iterator[Problem]:
+    path, rule = json_path(broken.path), VALUE_RULE.get(schema_name, "DS201")
     if broken.keyword == "additionalProperties":
         for key in sorted(map(str, broken.wanted)):
-            yield unknown_key(path, key, broken.schema.get("properties", {}), schema, schema_name)
+            problem = unknown_key(path, key, broken.schema, schema, schema_name)
+            dropped = problem.rule == "DS010" and problem.path not in refused  # its value is "auto"
+            yield replace(problem, severity=Severity.WARNING, bites="silently") if dropped else problem
     elif broken.keyword == "required":
         for key in broken.wanted:
             if key not in broken.value:
@@ -53,14 +62,25 @@ def _problems_of(broken: Violation, schema_name: str, schema: Mapping[str, Any])
     elif broken.keyword == "not":
         keys = broken.wanted["required"]
         message = f"{' and '.join(f'`{key}`' for key in keys)} are the same setting"
-        yield finding("DS003", f"{path}.{keys[0]}", message, fix="leave one of them")
-    elif schema_name == "deepspeed" and broken.value == "auto":
+        place = f"{path}.{keys[0]}"
+        if schema_name != "deepspeed" or place in refused:
+            yield finding("DS003", place, message, fix="leave one of them")
+    elif schema_name == "deepspeed" and broken.value == "auto" and path not in refused and not _is_switch(broken):
         yield _unresolved_auto(path)
     else:
-        loose = schema_name == "deepspeed" and path.count(".") > 1 and _is_loose(broken)
-        expected = _expected(broken)
-        message = f"`{_shortened(broken.value)}` is not {expected}" + ("; DeepSpeed converts it" if loose else "")
-        yield finding(rule, path, message, fix=f"write {expected}", severity=Severity.WARNING if loose else None)
+        expected, note, severity, bites = _expected(broken), "", None, None
+        if schema_name == "deepspeed" and path not in refused:
+            outcome = outcome_of(path, broken.value, broken.schema)
+            if outcome is None:
+                return
+            note, severity, bites = outcome.note, outcome.severity, outcome.bites
+        message = f"`{_shortened(broken.value)}` is not {expected}{note}"
+        yield finding(rule, path, message, fix=f"write {expected}", severity=severity, bites=bites)
+
+
+def _is_switch(broken: Violation) -> bool:
+    """A plain true or false, which DeepSpeed only asks whether it is true."""
+    return broken.schema.get("type") == "boolean" and not is_typed(json_path(broken.path))
 
 
 def _shortened(value: Any) -> str:
@@ -108,27 +128,3 @@ def _range(schema: Mapping[str, Any]) -> str:
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     bounds = [f"{word} {schema[key]}" for key, word in words.items() if key in schema]
     return " " + " and ".join(bounds) if bounds else ""
-
-
-def _is_loose(broken: Violation) -> bool:
-    """Whether pydantic would quietly turn the value into the wanted type."""
-    wanted, value, keyword = broken.wanted, broken.value, broken.keyword
-    if keyword == "enum" and all(isinstance(item, int) for item in wanted):
-        return str(value) in {str(item) for item in wanted} or (isinstance(value, bool) and int(value) in wanted)
-    if keyword != "type":
-        return False
-    kinds = [wanted] if isinstance(wanted, str) else wanted
-    if "boolean" in kinds:
-        return value in (0, 1) or (
-            isinstance(value, str) and value.lower() in LOOSE_WORDS | {"0", "1", "t", "f", "y", "n"}
-        )
-    if ("integer" in kinds or "number" in kinds) and isinstance(value, str):
-        return _parses(value, integer="number" not in kinds)
-    return isinstance(value, bool)
-
-
-def _parses(text: str, *, integer: bool) -> bool:
-    try:
-        return float(int(text) if integer else float(text)) >= 0
-    except (ValueError, OverflowError):
-        return False

@@ -267,9 +267,9 @@ def test_no_odd_value_anywhere_makes_a_rule_fail(odd: Any) -> None:
 
     for key in load_schema("deepspeed")["properties"]:
         check_text("ds.json", json.dumps({**GOOD, key: odd}))
-    for key in load_schema("deepspeed")["$defs"]["DeepSpeedZeroConfig"]["properties"]:
+    for key in load_schema("deepspeed")["$defs"]["zero_optimization"]["properties"]:
         check_text("ds.json", json.dumps({**GOOD, "zero_optimization": {"stage": 2, key: odd}}))
     for key in load_schema("accelerate")["properties"]:
         check_text("a.yaml", json.dumps({**YAML, key: odd}))
-    for key in load_schema("accelerate")["properties"]["deepspeed_config"]["properties"]:
+    for key in load_schema("accelerate")["$defs"]["deepspeed"]["properties"]:
         check_text("a.yaml", json.dumps({**YAML, "deepspeed_config": {key: odd}}))
