@@ -73,10 +73,11 @@ def launch(models: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, dict
 
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-        cases = [{"run": run, "model": models[run["model"]], "port": free_port()} for run in runs]
+        cases = [{"run": run, "model": models[run["model"]]} for run in runs]
         task = Path(folder) / "task.json"
         task.write_text(json.dumps({"cases": cases, "folder": folder, "library": str(library)}), encoding="utf-8")
         env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env["PYTHONWARNINGS"] = "ignore"  # or they hide why a case failed
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
         command = ["deepspeed", "--master_port", str(free_port()), "--num_accelerators", str(runs[0]["ranks"])]
         done = subprocess.run([*command, __file__, str(task)], env=env, capture_output=True, text=True, check=False)
@@ -114,7 +115,6 @@ def worker(task_file: str) -> None:
         if process == 0:
             faulthandler.dump_traceback_later(CASE_LIMIT_S - 10)
             signal.alarm(CASE_LIMIT_S)
-            os.environ["MASTER_PORT"] = str(case["port"])
             run_case(case["model"], case["run"], Path(task["folder"]), Path(task["library"]))
             os._exit(0)
         os.waitpid(process, 0)
@@ -130,7 +130,9 @@ def run_case(fields: dict[str, Any], run: dict[str, Any], folder: Path, library:
 
     counter = install(library)
     leave_out_staging(counter)
-    deepspeed.init_distributed()
+    # Ranks meet in a file: a port chosen for a later case may be taken by then, and the other rank waits for ever.
+    meeting, rank, ranks = folder / f"{run['name']}.meeting", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    deepspeed.init_distributed(init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     if "fp16" in run["config"]:  # torch computes it on every CPU, if slowly; DeepSpeed asks for instructions of its own
         get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(0)
