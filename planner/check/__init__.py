@@ -56,7 +56,7 @@ def check(
     """Check files, folders and patterns, with what is known beside them; raises PlannerError for a path that cannot be
     read or a keyword that cannot be understood."""
     from planner.check.given import context_of
-    from planner.check.run_all import check_paths
+    from planner.check.run_all import collect, findings_of
 
     context = context_of(
         gpus=gpus,
@@ -67,8 +67,8 @@ def check(
         host_ram=host_ram,
         seq_len=seq_len,
     )
-    findings, files = check_paths(paths, context)
-    return CheckResult(findings=tuple(findings), files=tuple(files))
+    collected = collect(paths)
+    return CheckResult(findings=tuple(findings_of(collected, context)), files=tuple(collected.kinds.items()))
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,7 @@ class OutOfRange(Unreadable):
 
 def read_tree(text: str) -> Node:
     """The tree of the text; raises Unreadable where DeepSpeed's reader raises."""
-    start = _skip(text, 1 if text.startswith("\ufeff") else 0)
+    start = skip(text, 1 if text.startswith("\ufeff") else 0)
     if start == len(text) and not text.startswith("\ufeff"):
         return Node(start=0, end=start, form=Form.MAPPING)
     if text.startswith(("{", "["), start):
@@ -54,13 +54,13 @@ def read_tree(text: str) -> Node:
                 root = _value(text, start, 0)
             except Unreadable:
                 raise error from None
-    rest = _skip(text, root.end)
+    rest = skip(text, root.end)
     if rest != len(text):
         raise Unreadable("text after the end of the document", rest)
     return root
 
 
-def _skip(text: str, at: int) -> int:
+def skip(text: str, at: int) -> int:
     """The next character that is neither blank nor comment."""
     found = BLANK.match(text, at)
     end = found.end() if found else at
@@ -89,19 +89,19 @@ def _value(text: str, at: int, depth: int) -> Node:
 def _mapping(text: str, start: int, depth: int, *, bare: bool = False) -> Node:
     """A section; `bare`: the document's own, without braces."""
     entries: list[Entry] = []
-    at = _skip(text, start if bare else start + 1)
+    at = skip(text, start if bare else start + 1)
     if not bare and text.startswith("}", at):
         return Node(start=start, end=at + 1, form=Form.MAPPING)
     while True:
         name, key_end = _key(text, at)
-        colon = _skip(text, key_end)
+        colon = skip(text, key_end)
         if not text.startswith(":", colon):
             raise Unreadable("a `:` should follow the key", colon)
-        node = _value(text, _skip(text, colon + 1), depth + 1)
+        node = _value(text, skip(text, colon + 1), depth + 1)
         entries.append(Entry(name=name, key=name, start=at, end=key_end, node=node))
-        at = _skip(text, node.end)
+        at = skip(text, node.end)
         if text.startswith(",", at):
-            at = _skip(text, at + 1)
+            at = skip(text, at + 1)
         if at >= len(text):
             if bare:
                 return Node(start=start, end=at, form=Form.MAPPING, entries=tuple(entries))
@@ -112,15 +112,15 @@ def _mapping(text: str, start: int, depth: int, *, bare: bool = False) -> Node:
 
 def _list(text: str, start: int, depth: int) -> Node:
     items: list[Entry] = []
-    at = _skip(text, start + 1)
+    at = skip(text, start + 1)
     while not text.startswith("]", at):
         if at >= len(text):
             raise Unreadable("the text ends inside a list that starts with `[`", at)
         node = _value(text, at, depth + 1)
         items.append(Entry(name=str(len(items)), start=node.start, end=node.end, node=node))
-        at = _skip(text, node.end)
+        at = skip(text, node.end)
         if text.startswith(",", at):
-            at = _skip(text, at + 1)
+            at = skip(text, at + 1)
     return Node(start=start, end=at + 1, form=Form.LIST, entries=tuple(items))
 
 

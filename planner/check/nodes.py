@@ -6,11 +6,14 @@ Answers: where in the text is `$.a.b`, which value does it have, and is it writt
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class Form(Enum):
@@ -87,11 +90,9 @@ class Lines:
     """Line and column, both from 1, of a place in a text."""
 
     def __init__(self, text: str) -> None:
-        self._starts = [0]
-        for line in text.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
+        self._starts = [0, *(end.end() for end in LINE_END.finditer(text))]
 
     def at(self, offset: int) -> tuple[int, int]:
         """(line, column) of the character at `offset`."""
-        line = max(1, min(bisect_right(self._starts, offset), len(self._starts) - 1))
+        line = bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -27,39 +27,66 @@ from planner.records.problem import Problem, Severity
 STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
 
 
-def check_paths(paths: Sequence[str | PathLike[str]], context: Context) -> tuple[list[Problem], list[tuple[str, str]]]:
-    """Findings and files of everything that the paths mean."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Everything that the paths mean, read."""
+
+    loose: tuple[Looked, ...]
+    plans: tuple[GivenPlan, ...]
+    unreadable: tuple[Problem, ...]  # files that are no UTF-8 text
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Each file and what it is."""
+        kinds = {problem.file: Kind.TEXT.value for problem in self.unreadable}
+        for plan in self.plans:
+            kinds |= {one.name: one.kind.value for one in _looked_in(plan)}
+        return kinds | {one.name: one.kind.value for one in self.loose}
+
+    def with_files(self, loose: Sequence[Looked]) -> Collected:
+        """The same with other files."""
+        return replace(self, loose=tuple(loose))
+
+
+def collect(paths: Sequence[str | PathLike[str]]) -> Collected:
+    """Read what the paths mean, and what those files name; raises PlannerError for a path that means nothing."""
     if not paths:
         raise PlannerError("no file to check", hint="name a DeepSpeed JSON, an Accelerate YAML or a plan folder")
-    findings: list[Problem] = []
-    kinds: dict[str, str] = {}
     loose: list[Looked] = []
+    plans: list[GivenPlan] = []
+    unreadable: list[Problem] = []
     for one in given(tuple(paths)):
         if isinstance(one, GivenPlan):
-            findings += _plan(one, context, kinds)
+            plans.append(one)
         elif one.problem is not None:
-            kinds[one.name] = Kind.TEXT.value
-            findings.append(one.problem)
+            unreadable.append(one.problem)
         else:
             loose.append(look_at(one.name, one.text))
     loose += _also_named(loose)
-    for looked in loose:
-        kinds[looked.name] = looked.kind.value
-        findings += looked.problems
-    findings += _missing(loose)
-    findings += _across(loose, context)
-    return _in_order(settled(findings), list(kinds)), list(kinds.items())
+    return Collected(loose=tuple(loose), plans=tuple(plans), unreadable=tuple(unreadable))
 
 
-def _plan(plan: GivenPlan, context: Context, kinds: dict[str, str]) -> list[Problem]:
+def findings_of(collected: Collected, context: Context) -> list[Problem]:
+    """Every fault of the files, once, by file and place."""
+    findings = [problem for plan in collected.plans for problem in _plan(plan, context)]
+    findings += collected.unreadable
+    findings += [problem for looked in collected.loose for problem in looked.problems]
+    findings += _missing(collected.loose)
+    findings += _across(collected.loose, context)
+    return _in_order(settled(findings), list(collected.kinds))
+
+
+def _plan(plan: GivenPlan, context: Context) -> list[Problem]:
     """A folder that dsplan wrote: its own rules, and those of any run."""
     found = [replace(problem, file=os.path.join(plan.folder, problem.file)) for problem in check_files(plan.files)]
-    looked = [look_at(os.path.join(plan.folder, name), text) for name, text in plan.files.items()]
-    for one in looked:
-        kinds[one.name] = one.kind.value
+    looked = _looked_in(plan)
     if context.reader is None:
         context = replace(context, reader=_reader_in(looked))
     return found + _across(looked, context)
+
+
+def _looked_in(plan: GivenPlan) -> list[Looked]:
+    return [look_at(os.path.join(plan.folder, name), text) for name, text in plan.files.items()]
 
 
 def _reader_in(plan: Sequence[Looked]) -> Reader | None:

@@ -20,7 +20,7 @@ from planner.version import VERSION
 COMMANDS: Mapping[str, tuple[Callable[..., int], str | None]] = {
     "plan": (plan.plan_command, plan.EXAMPLES),
     "estimate": (estimate.estimate_command, estimate.EXAMPLES),
-    "check": (check.check_command, None),
+    "check": (check.check_command, check.EXAMPLES),
     "smoke": (smoke.smoke_command, None),
     "show": (show.show_command, None),
     "accuracy": (accuracy.accuracy_command, accuracy.EXAMPLES),
