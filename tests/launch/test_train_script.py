@@ -67,7 +67,15 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def train(folder: Path, *arguments: str, ranks: int) -> str:
+# What launch.sh exports where `accelerate launch` does not start a script with Accelerator.
+TOLD = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_config.json",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+}
+
+
+def train(folder: Path, *arguments: str, ranks: int, **told: str) -> str:
     """Run the folder's train.py on CPU ranks; returns what it said."""
     (folder / "on_cpu.py").write_text(ON_CPU, encoding="utf-8")
     lines: list[str] = []
@@ -75,7 +83,7 @@ def train(folder: Path, *arguments: str, ranks: int) -> str:
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "on_cpu.py",
          "train.py", *arguments],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-             "CUDA_VISIBLE_DEVICES": ""},
+             "CUDA_VISIBLE_DEVICES": "", **told},
         cwd=folder,
         timeout_s=600,
         on_line=lines.append,
@@ -85,15 +93,19 @@ def train(folder: Path, *arguments: str, ranks: int) -> str:
     return said
 
 
-def test_a_jsonl_file_is_packed_trained_on_and_the_model_saved_whole(tmp_path):
+@pytest.mark.parametrize("integration", ["trainer", "accelerate", "deepspeed"])
+def test_a_jsonl_file_is_packed_trained_on_and_the_model_saved_whole(tmp_path, integration):
     import numpy as np
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     data = tmp_path / "my data.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS), encoding="utf-8")
-    first = write_tiny_plan(tmp_path / "first", seq_len=32, zero=3, tp=2)
-    said = train(first, "--data", str(data), "--tokenizer", str(tokenizer), "--max-steps", "2", ranks=4)
+    told = TOLD if integration == "accelerate" else {}
+    first = write_tiny_plan(tmp_path / "first", seq_len=32, zero=3, tp=2, integration=integration)
+    options = ["--data", str(data), "--tokenizer", str(tokenizer), "--max-steps", "2"]
+    at_stage_three = {name: value.replace("false", "true") for name, value in told.items()}
+    said = train(first, *options, ranks=4, **at_stage_three)
     assert "in force: ZeRO-3, dp 2 x tp 2, micro-batch 1 x accumulation 1 x dp 2 = 2 samples a step" in said
 
     stored = next((first / "output").glob("tokens-*.npy"))
@@ -108,10 +120,21 @@ def test_a_jsonl_file_is_packed_trained_on_and_the_model_saved_whole(tmp_path):
 
     text = tmp_path / "plain.txt"
     text.write_text("\n".join(DOCUMENTS), encoding="utf-8")
-    second = write_tiny_plan(tmp_path / "second", seq_len=32, zero=2, tp=1)
+    second = write_tiny_plan(tmp_path / "second", seq_len=32, zero=2, tp=1, integration=integration)
     options = ["--model", str(first / "output"), "--data", str(text), "--tokenizer", str(tokenizer)]
-    said = train(second, *options, "--max-steps", "2", "--save-steps", "1", ranks=2)
+    said = train(second, *options, "--max-steps", "2", "--save-steps", "1", ranks=2, **told)
     assert "random weights" not in said
     assert (second / "output" / "checkpoint-2").is_dir()
-    said = train(second, *options, "--max-steps", "3", "--save-steps", "1", "--resume", ranks=2)
+    said = train(second, *options, "--max-steps", "3", "--save-steps", "1", "--resume", ranks=2, **told)
     assert (second / "output" / "checkpoint-3").is_dir()
+    AutoModelForCausalLM.from_pretrained(second / "output")
+
+
+def test_a_script_with_accelerator_refuses_to_train_without_the_plan(tmp_path):
+    folder = write_tiny_plan(tmp_path / "plan", seq_len=32, zero=2, tp=1, integration="accelerate")
+    (folder / "on_cpu.py").write_text(ON_CPU, encoding="utf-8")
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "on_cpu.py"]
+    finished = run([*command, "train.py"], env=environment, cwd=folder, timeout_s=300)
+    assert finished.returncode != 0
+    assert any("no DeepSpeed file: start this script with launch.sh" in line for line in finished.tail)
