@@ -6,7 +6,7 @@ the engine, and do the files, the machine, the model and the releases go togethe
 
 from __future__ import annotations
 
-from planner.check import argument_rules, launch_rules, loader_rules, machine_rules, model_rules, reader_rules
+from planner.check import argument_rules, launch_rules, loader_rules, machine_rules, model_rules, reader_rules, releases
 from planner.check.context import Context
 from planner.check.run_facts import reader_of
 from planner.check.together import Rule, Together
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     *launch_rules.RULES,
     *machine_rules.RULES,
     *model_rules.RULES,
+    *releases.RULES,
     *loader_rules.RULES,
 )
 WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -30,14 +31,14 @@ def across_problems(together: Together, context: Context) -> list[Problem]:
     return [problem for rule in RULES for problem in rule(together, context)]
 
 
-def settled(problems: list[Problem]) -> list[Problem]:
-    """The problems of one run in their order, each fault once: of two with one rule and place, the worse one.
+def settled(problems: list[Problem], context: Context) -> list[Problem]:
+    """What holds for the release, in order, each fault once: of two with one rule and place, the worse one.
 
     A rule over one file may find what a rule with the context judges anew: `"auto"` is a warning where nobody knows
     the reader, and an error for a reader that refuses it.
     """
     best: dict[tuple[str, str, str], Problem] = {}
-    for problem in problems:
+    for problem in releases.for_release(problems, context):
         key = (problem.rule, problem.file, problem.path)
         other = best.get(key)
         if other is None or WORST_FIRST.index(problem.severity) < WORST_FIRST.index(other.severity):
