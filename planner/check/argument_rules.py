@@ -179,7 +179,7 @@ def clipping_reaches_deepspeed(together: Together, context: Context) -> Iterator
     if file is None or together.training is None or reader_of(together, context) is not Reader.TRAINER:
         return
     norm = argument_value(together, "max_grad_norm")
-    default = 1.0 if context.release >= (0, 19, 5) else 0.0
+    default = 1.0 if context.release >= (0, 19, 3) else 0.0
     if "gradient_clipping" not in file.fields and norm is not None and norm != default:
         does = f"clips at {default}" if default else "does not clip"
         message = f"`max_grad_norm` {_text(norm)} is not used: the key is absent, and DeepSpeed {does}"

@@ -73,7 +73,7 @@ def findings_of(collected: Collected, context: Context) -> list[Problem]:
     findings += [problem for looked in collected.loose for problem in looked.problems]
     findings += _missing(collected.loose)
     findings += _across(collected.loose, context)
-    return _in_order(settled(findings), list(collected.kinds))
+    return _in_order(settled(findings, context), list(collected.kinds))
 
 
 def _plan(plan: GivenPlan, context: Context) -> list[Problem]:
