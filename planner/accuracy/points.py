@@ -14,6 +14,7 @@ fields of `Point` are ignored. Every row names its source and where to read it. 
   allocator holds, `nvidia_smi` is the whole card, `unknown` is not said.
 * `kernels`: which kernels attention and norms ran with, where a source compares them; read from `kernel=` in `notes`
   where the key is missing.
+* `nvme`: the drive that states were offloaded to, where a source names it; read from `notes` where the key is missing.
 * `reserved_gib`: what the allocator held in the same run, where a source prints that beside the tensors.
 * `for_scoring`: the scores that a row is good for: `memory`, `fit`, `speed`. `missing`: inputs the source leaves out.
 * `quality`: A an exact number of a nearly complete configuration, B with one gap or read off a chart, C for ordering.
@@ -73,6 +74,7 @@ class Point:
     fused_ce: str | None = None
     compile: bool | None = None
     kernels: str | None = None
+    nvme: str | None = None
     offload: str | None = None
     micro_batch: int | None = None
     seq_len: int | None = None
@@ -104,7 +106,8 @@ class Point:
 KEYS = tuple(field.name for field in fields(Point))
 
 TABLE = "points.jsonl"
-KERNELS = re.compile(r"\bkernel=([^;]+)")
+IN_NOTES = {"kernels": re.compile(r"\bkernel=([^;]+)"), "nvme": re.compile(r"\bNVMe \(([^)]+)\)")}
+"""Where notes say what has a key of its own."""
 LARGEST = 10**15
 
 
@@ -154,11 +157,11 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 def _point(row: Mapping[str, Any], where: str) -> Point:
     values: dict[str, Any] = {}
-    stated = KERNELS.search(str(row.get("notes") or ""))
     for field in fields(Point):
         value = row.get(field.name)
-        if value is None and field.name == "kernels" and stated:
-            value = stated.group(1).strip()
+        if value is None and field.name in IN_NOTES:
+            stated = IN_NOTES[field.name].search(str(row.get("notes") or ""))
+            value = stated.group(1).strip() if stated else None
         if value is None:
             continue
         values[field.name] = _value(str(field.type), value, f"`{field.name}` in {where}")

@@ -18,10 +18,12 @@ from planner.errors import PlannerError
 from planner.records.candidate import Candidate, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
+from planner.records.model import ModelShape
 from planner.records.request import Stack
 from planner.spec.cluster import parse_cluster
 from planner.speed.constants import SpeedConstants
 from planner.speed.estimate import time_estimate
+from planner.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,10 @@ OLDER_ATTENTION = {Layers.FOUNDRY.value: {"A100": 0.4, "H100": 0.225}, "flash_at
 """Share of the peak that attention kernels before FlashAttention-2 reached on long samples. Sources: the Triton kernel
 of 2023, end-to-end fit on llm-foundry's tables; FlashAttention 1: arXiv:2307.08691, figure 5."""
 
+DRIVES = {"Samsung 980": (3.5e9, 0.5e9)}
+"""Bytes per second that a drive reads, and writes once its cache is full: optimizer states fill any cache in a step or
+two. Source: data sheet of the drive, 1 TB."""
+
 GPTQ_TRAFFIC_BYTES = 22.0
 """Per weight and pass: AutoGPTQ unpacks with a dozen torch operations. Source: fitted on 24 rows of Qwen's README, one
 value for 1.8, 7, 14 and 72 B parameters."""
@@ -84,7 +90,7 @@ def speed_row(point: Point, constants: SpeedConstants) -> SpeedRow:
     seq_len, context = point.seq_len or run.workload.seq_len, (point.sp or 1) * (point.cp or 1)
     measured = measured_tokens_per_second(run, seq_len)
     time = time_estimate(
-        run.shape,
+        shape_in_code(run),
         cluster,
         replace(
             run.workload,
@@ -117,13 +123,19 @@ def apart(point: Point) -> str:
 
 
 def settled_run(point: Point) -> Run:
-    """The run behind a point; recomputation that is not stated is what its memory decides: without it if that fits."""
+    """The run behind a point; recomputation that is not stated is what its memory decides.
+
+    Where the source prints the tensors' peak, whichever prediction is nearer to it; else without it if that fits.
+    """
     if point.grad_checkpoint is not None or not point.gpu_mem_gb:
         return run_of(point)
-    kept = run_of(replace(point, grad_checkpoint="none"))
+    kept, again = (run_of(replace(point, grad_checkpoint=words)) for words in ("none", "full"))
     found = predict(kept)
-    fits = found.total_bytes <= found.capacity_bytes
-    return kept if fits else run_of(replace(point, grad_checkpoint="full"))
+    if point.measured_peak_gib and point.counter_class in ("allocated", "active"):
+        peak_bytes = point.measured_peak_gib * GIB
+        closer = abs(found.tensor_bytes - peak_bytes) <= abs(predict(again).tensor_bytes - peak_bytes)
+        return kept if closer else again
+    return kept if found.total_bytes <= found.capacity_bytes else again
 
 
 def speed_cluster(run: Run) -> Cluster:
@@ -131,11 +143,23 @@ def speed_cluster(run: Run) -> Cluster:
     cluster = run.cluster
     name = tables.identify_gpu(run.point.gpu_class or "")[0]["name"]
     found = parse_cluster(f"{cluster.nodes}x{cluster.gpus_per_node}x{name}")
+    read, write = DRIVES.get(run.point.nvme or "", (None, None))
+    found = replace(found, nvme_read_bytes_per_s=read, nvme_write_bytes_per_s=write)
     kernels = "flash_attention 1" if "attentionv1" in (run.point.kernels or "") else run.layers.value
     older = OLDER_ATTENTION.get(kernels, {}).get(name.split("-")[0])
     if older is None:
         return found
     return replace(found, gpu=replace(found.gpu, attention_efficiency=older))
+
+
+def shape_in_code(run: Run) -> ModelShape:
+    """The model with the activation of its code: GPT-2 in transformers writes its own GELU in Python.
+
+    Source: transformers 5.24, models/gpt2/configuration_gpt2.py, `activation_function`: gelu_new.
+    """
+    if run.layers is Layers.TRANSFORMERS and "gpt" in (run.point.model or "").casefold():
+        return replace(run.shape, activation="gelu_new")
+    return run.shape
 
 
 def stack_of(run: Run) -> Stack:

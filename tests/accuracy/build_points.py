@@ -27,7 +27,7 @@ GROUPED_BY = ("source_url", "model", "method", "gpu_class")
 
 def kept(row: Row) -> dict[str, Any]:
     """The keys that a prediction or a score needs, without nulls."""
-    stated = {**row, "reserved_gib": reserved_gib(row), "kernels": kernels(row)}
+    stated = {**row, "reserved_gib": reserved_gib(row), "kernels": kernels(row), "nvme": nvme(row)}
     return {key: value for key, value in stated.items()
             if key in KEYS and value not in (None, [])}  # fmt: skip
 
@@ -49,10 +49,21 @@ def kernels(row: Row) -> str | None:
     return stated.group(1).strip() if stated else None
 
 
+def nvme(row: Row) -> str | None:
+    """The drive that states were offloaded to, where a source names it."""
+    stated = re.search(r"\bNVMe \(([^)]+)\)", row.get("notes") or "")
+    return stated.group(1).strip() if stated else None
+
+
 def corrected(row: Row) -> Row:
-    """The row with what its source's own files say where the row says otherwise."""
+    """The row with what its source's own files say where the row says otherwise.
+
+    Recomputation that the row's notes call an assumption is left open where a peak can decide it.
+    """
     if row["source_name"] == "litgpt-hub" and row["method"] != "full":
         return _litgpt_hub(row)
+    if "checkpointing not stated (none assumed)" in (row.get("notes") or "") and row["measured_peak_gib"]:
+        return {**row, "grad_checkpoint": None, "missing": [*row["missing"], "grad_checkpoint"]}
     return _qwen(row) if row["source_name"] == "qwen1" else row
 
 
