@@ -5,21 +5,29 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
+import socket
+import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 
 @contextmanager
 def world(ranks: int) -> Iterator[None]:
-    """DeepSpeed believes that so many processes run."""
+    """DeepSpeed believes that so many processes run, on CUDA devices."""
     from deepspeed import comm
+    from deepspeed.runtime.swap_tensor import aio_config
 
-    with (
-        patch.object(comm, "get_rank", lambda group=None: 0),
-        patch.object(comm, "get_world_size", lambda group=None: ranks),
-    ):
+    cuda = SimpleNamespace(device_name=lambda index=None: "cuda")
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(comm, "get_rank", lambda group=None: 0))
+        stack.enter_context(patch.object(comm, "get_world_size", lambda group=None: ranks))
+        stack.enter_context(patch.object(aio_config, "get_accelerator", lambda: cuda))
         yield
 
 
@@ -30,13 +38,132 @@ def _quiet() -> None:
 
 
 def deepspeed_refusal(document: Any, ranks: int = 1) -> str:
-    """The exception of DeepSpeed's loader as text; empty where it loads."""
+    """The exception of DeepSpeed's loader as text; empty where it loads. A text is read as a file with this text."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     _quiet()
-    with world(ranks):
+    with world(ranks), tempfile.TemporaryDirectory() as folder:
+        if isinstance(document, str):
+            path = Path(folder) / "ds_config.json"
+            path.write_text(document, encoding="utf-8")
+            document = str(path)
         try:
             DeepSpeedConfig(copy.deepcopy(document))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+@contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def accelerate_refusal(text: str, deepspeed: Any = None, *, json_too: bool = False) -> str:
+    """The exception of accelerate's loader, launch merge or plugin as text; empty where all take the YAML.
+
+    `deepspeed` is what the DeepSpeed file that the YAML names holds. Missing `num_processes` come from the command
+    line, as the files of a batch system have it. `json_too`: name and all, the file is JSON.
+    """
+    import yaml
+    from accelerate.commands.launch import _validate_launch_command
+
+    _quiet()
+    name = "accelerate.json" if json_too else "accelerate.yaml"
+    with tempfile.TemporaryDirectory() as folder, _inside(folder), warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        Path(name).write_text(text, encoding="utf-8")
+        for change in _machine():
+            stack.enter_context(change)
+        if deepspeed is not None:
+            stack.enter_context(_every_file_holds(deepspeed))
+        document = yaml.safe_load(text) if text.strip() else None
+        given = isinstance(document, dict) and "num_processes" in document
+        words = ["--config_file", name, *([] if given else ["--num_processes", "8"]), "train.py"]
+        try:
+            _start(*_validate_launch_command(_parser().parse_args(words)))
+        except (Exception, SystemExit) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _machine() -> Iterator[Any]:
+    """A CUDA machine with fp8 and MPI, and all ports free."""
+    import torch
+    from accelerate.utils import dataclasses, launch
+
+    yield patch.object(launch, "is_fp8_available", lambda: True)
+    yield patch.object(launch, "is_port_in_use", _as_port)
+    yield patch.dict(os.environ, {"OMP_NUM_THREADS": "1"})
+    yield patch.object(launch, "_get_mpirun_args", lambda: ("mpirun", "--hostfile", "-n", "--npernode", "--bind-to"))
+    yield patch.object(dataclasses, "is_cuda_available", lambda: True)
+    yield patch.object(torch.cuda, "current_device", lambda: 0)
+
+
+def _as_port(port: Any) -> bool:
+    with socket.socket() as own:
+        own.connect_ex(("localhost", port))
+    return False
+
+
+@contextmanager
+def _every_file_holds(document: Any) -> Iterator[None]:
+    from accelerate.utils import deepspeed
+
+    init = deepspeed.HfDeepSpeedConfig.__init__
+    with patch.object(
+        deepspeed.HfDeepSpeedConfig,
+        "__init__",
+        lambda self, source: init(self, copy.deepcopy(document) if isinstance(source, str) and source else source),
+    ):
+        yield
+
+
+@functools.cache
+def _parser() -> Any:
+    from accelerate.commands.launch import launch_command_parser
+
+    return launch_command_parser()
+
+
+def _start(arguments: Any, defaults: Any, from_file: bool) -> None:
+    """What `launch_command` does with the arguments, up to the plugin that the worker makes of the environment."""
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin, launch
+
+    if arguments.use_deepspeed:
+        fields = [*defaults.deepspeed_config.keys(), *(["mixed_precision"] if from_file else [])]
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        _, environment = launch.prepare_deepspeed_cmd_env(arguments)
+    elif arguments.use_fsdp or arguments.multi_gpu or arguments.use_megatron_lm:
+        environment = launch.prepare_multi_gpu_env(arguments)
+    else:
+        _, environment = launch.prepare_simple_launcher_cmd_env(arguments)
+    with patch.dict(os.environ, environment):
+        if arguments.use_deepspeed:
+            _plugin_loads(environment["ACCELERATE_MIXED_PRECISION"])
+        elif arguments.use_fsdp:
+            FullyShardedDataParallelPlugin()
+        if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG") == "true":
+            ParallelismConfig()
+
+
+def _plugin_loads(mixed_precision: str) -> None:
+    """The plugin, and the configuration that it hands on where it makes one itself."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin()
+    plugin.set_mixed_precision(mixed_precision)
+    if os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") == "none":
+        made = {**plugin.deepspeed_config, "train_micro_batch_size_per_gpu": 1}
+        del made["train_batch_size"]
+        if made["gradient_accumulation_steps"] == "auto":
+            made["gradient_accumulation_steps"] = 1
+        refusal = deepspeed_refusal(made)
+        if refusal:
+            raise ValueError(refusal)

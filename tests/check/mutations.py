@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -203,6 +204,119 @@ BASES: tuple[dict[str, Any], ...] = (
     },
     {"train_batch_size": 8, "zero_optimization": True, "fp16": {"enabled": False, "loss_scale": 128}},
 )
+LOCAL: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "debug": False,
+    "machine_rank": 0,
+    "main_training_function": "main",
+    "num_machines": 1,
+    "num_processes": 8,
+    "rdzv_backend": "static",
+    "same_network": True,
+    "use_cpu": False,
+}
+YAML_BASES: tuple[dict[str, Any], ...] = (
+    {
+        **LOCAL,
+        "distributed_type": "DEEPSPEED",
+        "mixed_precision": "bf16",
+        "downcast_bf16": "no",
+        "deepspeed_config": {
+            "zero_stage": 3,
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 1.0,
+            "offload_optimizer_device": "cpu",
+            "offload_param_device": "cpu",
+            "zero3_init_flag": True,
+            "zero3_save_16bit_model": True,
+            "deepspeed_multinode_launcher": "standard",
+        },
+    },
+    {
+        **LOCAL,
+        "distributed_type": "DEEPSPEED",
+        "num_machines": 2,
+        "main_process_ip": "10.0.0.1",
+        "main_process_port": 29500,
+        "deepspeed_config": {
+            "deepspeed_config_file": "ds_config.json",
+            "zero3_init_flag": False,
+            "deepspeed_multinode_launcher": "pdsh",
+            "deepspeed_hostfile": "hosts",
+            "deepspeed_inclusion_filter": "a@b",
+        },
+    },
+    {
+        **LOCAL,
+        "distributed_type": "FSDP",
+        "mixed_precision": "bf16",
+        "fsdp_config": {
+            "fsdp_version": 1,
+            "fsdp_sharding_strategy": "FULL_SHARD",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+            "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_forward_prefetch": False,
+            "fsdp_offload_params": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_sync_module_states": True,
+            "fsdp_use_orig_params": True,
+            "fsdp_activation_checkpointing": False,
+        },
+    },
+    {
+        **LOCAL,
+        "distributed_type": "FSDP",
+        "mixed_precision": "no",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
+            "fsdp_min_num_params": 1000,
+            "fsdp_state_dict_type": "FULL_STATE_DICT",
+            "fsdp_activation_checkpointing": True,
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": 4,
+            "parallelism_config_tp_size": 2,
+            "parallelism_config_cp_size": 1,
+        },
+    },
+    {
+        **LOCAL,
+        "distributed_type": "MULTI_GPU",
+        "mixed_precision": "fp16",
+        "gpu_ids": "all",
+        "enable_cpu_affinity": True,
+    },
+    {
+        **LOCAL,
+        "distributed_type": "NO",
+        "num_processes": 1,
+        "mixed_precision": "no",
+        "dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default", "dynamo_use_dynamic": False},
+    },
+    {**LOCAL, "distributed_type": "MULTI_CPU", "use_cpu": True, "mpirun_config": {"mpirun_hostfile": "hosts"}},
+    {
+        **LOCAL,
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 2, "deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"},
+        "parallelism_config": {"parallelism_config_sp_size": 2, "parallelism_config_sp_backend": "deepspeed"},
+    },
+)
+YAML_EXTRA: tuple[str, ...] = (
+    *("x", "fp16", "dynamo_backend", "ipex_config", "deepspeed_config_file", "num_processes", "mixed_precision"),
+    *("zero_stage", "fsdp_config", "deepspeed_config", "parallelism_config", "tp_config", "gpu_ids", "tpu_name"),
+    *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "gradient_clipping"),
+    *("num_machines", "machine_rank", "fsdp_version", "fp8_config", "zero_optimization", "bf16", "commands"),
+)
+YAML_ODD: tuple[Any, ...] = (
+    *("DEEPSPEED", "deepspeed", "FSDP", "NO", "MULTI_GPU", "TP", "LOCAL_MACHINE", "AMAZON_SAGEMAKER", "bf16", "BF16"),
+    *("fp8", "int8", "pdsh", "standard", "slurm", "gpu", "CPU", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", "NO_WRAP"),
+    *("HYBRID_SHARD", "full_shard", "BACKWARD_POST", "INDUCTOR", "inductor", "0,1", "10.0.0.1"),
+)
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, 4, 5, -1, 8, 1.0, 2.0, 0.5, 1.5, -0.5, 1e-5, 5e8, 1e30, 10**30, -(10**12)),
     *(math.nan, math.inf, -math.inf, "", " ", "auto", "Auto", "true", "True", "false", "no", "on", "off", "y", "0"),
@@ -230,7 +344,20 @@ def containers(document: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[P
             yield from containers(value, (*path, key))
 
 
-def mutated(document: Mapping[str, Any], bases: Sequence[Mapping[str, Any]], random: Random) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What changes are made of: other documents, stray keys, odd values."""
+
+    bases: Sequence[Mapping[str, Any]]
+    keys: Sequence[str]
+    values: Sequence[Any]
+
+
+JSON_SUPPLY = Supply(bases=BASES, keys=EXTRA, values=ODD)
+YAML_SUPPLY = Supply(bases=YAML_BASES, keys=YAML_EXTRA, values=(*ODD, *YAML_ODD, *YAML_ODD))
+
+
+def mutated(document: Mapping[str, Any], supply: Supply, random: Random) -> dict[str, Any]:
     """The document with one to three changes; the same for the same state of `random`."""
     changed: dict[str, Any] = copy.deepcopy(dict(document))
     for _ in range(random.choice((1, 1, 1, 2, 3))):
@@ -238,11 +365,11 @@ def mutated(document: Mapping[str, Any], bases: Sequence[Mapping[str, Any]], ran
         if not places:
             break
         path, part, key = random.choice(places)
-        random.choice(CHANGES)(changed, bases, path, part, key, random)
+        random.choice(CHANGES)(changed, supply, path, part, key, random)
     return changed
 
 
-def _typo(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+def _typo(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
     index = random.randrange(max(1, len(key)))
     spellings = (
         key[:index] + key[index + 1 :],
@@ -257,7 +384,7 @@ def _typo(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, 
     part[random.choice(spellings)] = part.pop(key)
 
 
-def _move(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+def _move(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
     others = [other for _, other in containers(changed) if other is not part and other is not part[key]]
     inside = [other for _, other in containers(part[key])]
     homes = [other for other in others if not any(other is inner for inner in inside)]
@@ -265,11 +392,11 @@ def _move(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, 
         random.choice(homes)[key] = part.pop(key)
 
 
-def _value(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
-    part[key] = copy.deepcopy(random.choice(ODD))
+def _value(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+    part[key] = copy.deepcopy(random.choice(supply.values))
 
 
-def _near_value(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+def _near_value(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
     value = part[key]
     near: list[Any] = [str(value), [value], {"value": value}, {key: value}, None, "auto"]
     if isinstance(value, str):
@@ -281,22 +408,22 @@ def _near_value(changed: Any, bases: Any, path: Path, part: dict[str, Any], key:
     part[key] = copy.deepcopy(random.choice(near))
 
 
-def _delete(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+def _delete(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
     del part[key]
 
 
-def _add(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
-    part[random.choice(EXTRA)] = copy.deepcopy(random.choice(ODD))
+def _add(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+    part[random.choice(supply.keys)] = copy.deepcopy(random.choice(supply.values))
 
 
-def _borrow(changed: Any, bases: Any, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
+def _borrow(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key: str, random: Random) -> None:
     """A key that another document has at this place or elsewhere, with its value or an odd one."""
-    sources = list(containers(random.choice(bases)))
+    sources = list(containers(random.choice(supply.bases)))
     here = [source for source in sources if source[0] == path]
     _, source = random.choice(here or sources)
     if source:
         name = random.choice(list(source))
-        part[name] = copy.deepcopy(random.choice((source[name], source[name], random.choice(ODD))))
+        part[name] = copy.deepcopy(random.choice((source[name], source[name], random.choice(supply.values))))
 
 
 CHANGES = (_typo, _move, _value, _value, _near_value, _near_value, _delete, _add, _borrow, _borrow)
