@@ -24,6 +24,7 @@ from planner.check.together import Kind, Together
 from planner.errors import PlannerError, one_line
 from planner.records.problem import Problem, Severity
 
+ARGUMENTS = "training_args.json"
 STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
 
 
@@ -63,6 +64,7 @@ def collect(paths: Sequence[str | PathLike[str]]) -> Collected:
         else:
             loose.append(look_at(one.name, one.text))
     loose += _also_named(loose)
+    loose += _arguments_beside(loose)
     return Collected(loose=tuple(loose), plans=tuple(plans), unreadable=tuple(unreadable))
 
 
@@ -113,6 +115,16 @@ def _also_named(loose: Sequence[Looked]) -> list[Looked]:
                     found[other.name] = other
                     waiting.append(other)
     return list(found.values())
+
+
+def _arguments_beside(loose: Sequence[Looked]) -> list[Looked]:
+    """The Trainer's arguments of a plan, where they lie beside its DeepSpeed file and name it."""
+    if any(one.kind is Kind.TRAINING for one in loose):
+        return []
+    beside = {os.path.join(os.path.dirname(one.name), ARGUMENTS) for one in loose if one.kind is Kind.DEEPSPEED}
+    read_ones = (_read_quietly(Path(place)) for place in sorted(beside) if _is_file(place))
+    names = [one.name for one in loose]
+    return [one for one in read_ones if one and any(resolve(named, names) for named in named_files(one))]
 
 
 def _is_file(place: str) -> bool:

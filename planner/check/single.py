@@ -25,6 +25,7 @@ from planner.records.problem import Problem
 
 PLAN_KEYS = {"dsplan_version", "plans"}
 SMOKE_KEYS = {"passed", "checks"}
+LOOP_KEYS = {"epochs", "warmup_share"}  # loop_args.json of a plan, which only its train.py reads
 # Keys that only one kind of file has at its top level.
 ACCELERATE_KEYS = frozenset(
     (
@@ -101,6 +102,8 @@ def kind_of(name: str, document: Any) -> Kind:
         return Kind.PLAN
     if keys & SMOKE_KEYS == SMOKE_KEYS:
         return Kind.SMOKE
+    if keys >= LOOP_KEYS or "json-schema.org" in str(document.get("$schema") if keys else ""):
+        return Kind.TEXT
     sections = {key for key in keys & SECTIONS if isinstance(document[key], Mapping)}
     signs = (
         (len(keys & ACCELERATE_KEYS), yaml, Kind.ACCELERATE),
