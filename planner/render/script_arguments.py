@@ -81,7 +81,7 @@ def loop_arguments(request: Request, candidate: Candidate) -> dict[str, Any]:
         **data_loader(request.cluster, candidate),
     }
     if request.workload.optimizer is Optimizer.ADAMW_8BIT:  # DeepSpeed has none, so the loop makes it
-        arguments["optimizer"] = {"type": "AdamW8bit", **adamw_8bit_values(request)}
+        arguments["optimizer"] = {"type": "AdamW", "optim_bits": 8, **adamw_8bit_values(request)}
     return arguments
 
 
