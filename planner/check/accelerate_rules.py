@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.check.deepspeed_rules import section, tp_of
+from planner.check.parallel_rules import parallel_problems
 from planner.check.rules import finding
-from planner.records.problem import Problem
+from planner.records.problem import Edit, EditKind, Problem, Severity
 
 # accelerate refuses these beside deepspeed_config_file (accelerate 1.15, DeepSpeedPlugin)
 OWNED_BY_THE_FILE = (
@@ -27,9 +28,10 @@ def accelerate_problems(config: Any) -> list[Problem]:
         return [
             finding("DS001", "$", "an Accelerate configuration is one YAML mapping", fix="write `key: value` lines")
         ]
-    problems = [*_false_for_no(config), *_counts(config), *_parallelism(config)]
+    problems = [*_false_for_no(config), *_counts(config), *_parallelism(config), *parallel_problems(config)]
+    problems += _meeting_point(config)
     if config.get("distributed_type") == "DEEPSPEED":
-        problems += [*_two_homes(config), *_host_file(config), *_yaml_offload(config)]
+        problems += [*_two_homes(config), *_host_file(config), *_yaml_offload(config), *_yaml_alone(config)]
     return problems
 
 
@@ -63,7 +65,9 @@ def pair_problems(accelerate: Mapping[str, Any], deepspeed: Mapping[str, Any], d
 def _false_for_no(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key in ("mixed_precision", "distributed_type"):
         if config.get(key) is False:
-            yield finding("DS112", f"$.{key}", "an unquoted `no` is false in YAML", fix="write 'no' in quotes")
+            bites = "config" if key == "mixed_precision" else "silently"
+            message, fix = "an unquoted `no` is false in YAML", "write 'no' in quotes"
+            yield finding("DS112", f"$.{key}", message, fix=fix, bites=bites)
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -72,11 +76,11 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if isinstance(processes, int) and processes > 0 and processes % machines:
         message = f"{processes} processes cannot be shared out over {machines} machines; the number is the total of all"
-        yield finding("DS123", "$.num_processes", message, fix="write GPUs per machine x machines")
+        fix = "write GPUs per machine x machines"
+        yield finding("DS123", "$.num_processes", message, fix=fix, bites="silently")
     if isinstance(rank, int) and rank >= machines:
-        yield finding(
-            "DS123", "$.machine_rank", f"`{rank}` is no rank of {machines} machines", fix=f"0 to {machines - 1}"
-        )
+        message = f"`{rank}` is no rank of {machines} machines"
+        yield finding("DS123", "$.machine_rank", message, fix=f"0 to {machines - 1}", bites="launch")
 
 
 def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -90,12 +94,31 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
             yield finding("DS126", path, message, fix="set `tensor_parallel.autotp_size` in the DeepSpeed file")
 
 
+def _meeting_point(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Where torch's launcher starts every machine, all of them meet at one address and port."""
+    machines = config.get("num_machines", 1)
+    if not isinstance(machines, int) or isinstance(machines, bool) or machines < 2:
+        return
+    launcher = section(config, "deepspeed_config").get("deepspeed_multinode_launcher") or "pdsh"
+    if config.get("distributed_type") == "DEEPSPEED" and launcher != "standard":
+        return
+    here = "main_process_port" in config or "main_process_ip" in config or config.get("machine_rank")
+    if here and not config.get("main_process_ip"):  # else all of it comes with the command line
+        message = "without the address of the first machine the others do not find it"
+        fix = "add the address, or give `--main_process_ip` on the command line"
+        yield finding("DS130", "$.main_process_ip", message, fix=fix, severity=Severity.WARNING)
+    if config.get("main_process_port") == 0:
+        message = "0 takes a free port, another one on every machine"
+        edits = (Edit(kind=EditKind.SET, path="$.main_process_port", value=29500),)
+        yield finding("DS130", "$.main_process_port", message, fix="write one port, 29500", edits=edits)
+
+
 def _two_homes(config: Mapping[str, Any]) -> Iterator[Problem]:
     deepspeed = section(config, "deepspeed_config")
     if deepspeed.get("deepspeed_config_file") is None:
         return
     for key in OWNED_BY_THE_FILE:
-        if deepspeed.get(key) is not None:
+        if key in deepspeed:  # with null too
             message = f"accelerate refuses `{key}` beside `deepspeed_config_file`"
             yield finding("DS120", f"{HERE}.{key}", message, fix="keep it in the DeepSpeed file only")
     if config.get("mixed_precision") is not None:
@@ -134,3 +157,26 @@ def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding(
             "DS125", f"{HERE}.offload_optimizer_device", "nothing is offloaded at stage 0", fix="use stage 1 or above"
         )
+
+
+def _yaml_alone(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """The DeepSpeed settings that accelerate makes of the YAML itself."""
+    deepspeed = section(config, "deepspeed_config")
+    if deepspeed.get("deepspeed_config_file") is not None:
+        return
+    stage = deepspeed.get("zero_stage", 2)
+    if stage == 3 and deepspeed.get("zero3_save_16bit_model") not in (True, "true"):
+        path = f"{HERE}.zero3_save_16bit_model"
+        message = "with stage 3 saving writes no whole model"
+        edits = (Edit(kind=EditKind.SET, path=path, value=True),)
+        yield finding("DS045", path, message, fix="set `zero3_save_16bit_model` to true", edits=edits)
+    if stage in (0, 1, 2) and deepspeed.get("zero3_init_flag") is True:
+        path = f"{HERE}.zero3_init_flag"
+        message = f"accelerate warns at stage {stage} and switches it off"
+        edits = (Edit(kind=EditKind.SET, path=path, value=False),)
+        yield finding("DS132", path, message, fix="write false", edits=edits)
+    clipping = deepspeed.get("gradient_clipping")
+    if isinstance(clipping, (int, float)) and not isinstance(clipping, bool) and clipping == 0:
+        message = "accelerate leaves 0 out of what it hands on, and DeepSpeed then clips at 1.0"
+        fix = 'write a DeepSpeed file with `"gradient_clipping": 0`'
+        yield finding("DS302", f"{HERE}.gradient_clipping", message, fix=fix)
