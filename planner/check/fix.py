@@ -14,6 +14,7 @@ from os import PathLike
 from planner.check import CheckResult
 from planner.check.context import Context
 from planner.check.edit import edited
+from planner.check.mend import mechanical
 from planner.check.run_all import Collected, collect, findings_of
 from planner.check.single import Looked, look_at
 from planner.records.problem import Problem, Severity
@@ -41,7 +42,7 @@ def fix_paths(paths: Sequence[str | PathLike[str]], context: Context) -> Fixed:
     refused: set[tuple[str, str, str]] = set()
     for _ in range(ROUNDS):
         again = False
-        for problem in [problem for problem in found if problem.edits and _key(problem) not in refused]:
+        for problem in [problem for problem in found if _key(problem) not in refused]:
             if _key(problem) not in {_key(other) for other in found}:
                 continue  # went with another fix
             changed = _with_edits(collected, problem)
@@ -75,9 +76,13 @@ def _key(problem: Problem) -> tuple[str, str, str]:
 
 
 def _with_edits(collected: Collected, problem: Problem) -> Collected | None:
-    """The files after all edits of one problem; None where one of them has no place."""
+    """The files after all edits of one problem; None where there are none, or one of them has no place."""
     by_name: dict[str, Looked] = {looked.name: looked for looked in collected.loose}
-    for edit in problem.edits:
+    own = by_name.get(problem.file)
+    edits = mechanical(problem, own.files[0]) if own is not None and own.files else problem.edits
+    if not edits:
+        return None
+    for edit in edits:
         looked = by_name.get(edit.file or problem.file)
         text = edited(looked.text, looked.notation, edit) if looked is not None else None
         if looked is None or text is None:
