@@ -13,10 +13,11 @@ from typing import Any
 
 from planner.check.context import Context, Reader
 from planner.check.loader import batch_refusals, refusals
+from planner.check.loader.launching import launch_refusals
 from planner.check.rules import finding
 from planner.check.run_facts import ranks_of, reader_of
 from planner.check.schema import load_schema
-from planner.check.together import Together
+from planner.check.together import Kind, Together
 from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 
@@ -30,11 +31,12 @@ RULE_OF = {
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
-def unreported(config: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+def unreported(config: Mapping[str, Any], problems: Sequence[Problem], kind: Kind) -> list[Problem]:
     """A finding for each refused place without an error of its own."""
     named = {problem.path for problem in problems if problem.severity is Severity.ERROR}
-    refused = refusals(config, load_schema("deepspeed"))
-    return [_refused(config, path, reason) for path, reason in refused.items() if path not in named]
+    refused = launch_refusals(config) if kind is Kind.ACCELERATE else refusals(config, load_schema("deepspeed"))
+    reader, rule = ("accelerate", "DS112") if kind is Kind.ACCELERATE else ("DeepSpeed", "DS013")
+    return [_refused(config, path, reason, reader, rule) for path, reason in refused.items() if path not in named]
 
 
 def batch_with_ranks(together: Together, context: Context) -> Iterator[Problem]:
@@ -47,11 +49,13 @@ def batch_with_ranks(together: Together, context: Context) -> Iterator[Problem]:
             yield _refused(file.document, path, f"{reason}, with {ranks} ranks", file=file.name)
 
 
-def _refused(config: Mapping[str, Any], path: str, reason: str, file: str = "") -> Problem:
-    rule = RULE_OF.get(path, "DS013")
+def _refused(
+    config: Mapping[str, Any], path: str, reason: str, reader: str = "DeepSpeed", rule: str = "DS013", file: str = ""
+) -> Problem:
+    rule = RULE_OF.get(path, rule)
     value = one_line(json.dumps(_value_at(config, path), default=str))
     shown = value if len(value) <= 80 else value[:77] + "..."
-    message = f"DeepSpeed refuses `{shown}` here: {reason}"
+    message = f"{reader} refuses `{shown}` here: {reason}"
     return finding(rule, path, message, fix="write what is needed, or leave the key out", bites="config", file=file)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from planner.check.keys import unknown_key
 from planner.check.loader import refusals
 from planner.check.loader.kept import is_typed, outcome_of
+from planner.check.loader.kept_in_yaml import outcome_in_yaml
+from planner.check.loader.launching import launch_refusals
 from planner.check.rules import finding
 from planner.check.violations import Violation, violations
 from planner.errors import one_line
@@ -27,10 +29,11 @@ VALUE_RULE = {"deepspeed": "DS013", "accelerate": "DS112"}  # DS201 for our own 
 def schema_problems(document: Any, schema_name: str) -> list[Problem]:
     """Everything the schema `schemas/<schema_name>.schema.json` has to say."""
     schema = load_schema(schema_name)
-    refused = refusals(document, schema) if schema_name == "deepspeed" else {}
-    problems = [
-        p for broken in violations(schema, document) for p in _problems_of(broken, schema_name, schema, refused)
-    ]
+    refused = {}
+    if schema_name in VALUE_RULE:
+        refused = refusals(document, schema) if schema_name == "deepspeed" else launch_refusals(document)
+    broken_rules = violations(schema, document)
+    problems = [p for broken in broken_rules for p in _problems_of(broken, schema_name, schema, refused, document)]
     return sorted(problems, key=lambda problem: (problem.path, problem.rule, problem.message))
 
 
@@ -47,7 +50,7 @@ def json_path(parts: Iterable[str | int]) -> str:
 
 
 def _problems_of(
-    broken: Violation, schema_name: str, schema: Mapping[str, Any], refused: Mapping[str, str]
+    broken: Violation, schema_name: str, schema: Mapping[str, Any], refused: Mapping[str, str], document: Any
 ) -> Iterator[Problem]:
     path, rule = json_path(broken.path), VALUE_RULE.get(schema_name, "DS201")
     if broken.keyword == "additionalProperties":
@@ -69,8 +72,12 @@ def _problems_of(
         yield _unresolved_auto(path)
     else:
         expected, note, severity, bites = _expected(broken), "", None, None
-        if schema_name == "deepspeed" and path not in refused:
-            outcome = outcome_of(path, broken.value, broken.schema)
+        if schema_name in VALUE_RULE and path not in refused:
+            outcome = (
+                outcome_of(path, broken.value, broken.schema)
+                if schema_name == "deepspeed"
+                else outcome_in_yaml(document, path, broken.value)
+            )
             if outcome is None:
                 return
             note, severity, bites = outcome.note, outcome.severity, outcome.bites

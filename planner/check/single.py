@@ -126,9 +126,10 @@ def _rules(kind: Kind, document: Any) -> list[Problem]:
     if kind is Kind.DEEPSPEED:
         problems += deepspeed_problems(document)
         problems += training_problems(document) if isinstance(document, Mapping) else []
-        problems += unreported(document, problems) if isinstance(document, Mapping) else []
+        problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
     elif kind is Kind.ACCELERATE:
         problems += accelerate_problems(document)
+        problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
     elif kind is Kind.TRAINING and not isinstance(document, Mapping):
         problems.append(finding("DS001", "$", "TrainingArguments are names with values", fix="write one mapping"))
     return problems
