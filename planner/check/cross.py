@@ -1,7 +1,7 @@
 """Do the files of a plan folder say the same?
 
-In: the documents of plan.json, ds_config.json and accelerate.yaml. Out: Problems. Answers: is the first plan of
-plan.json what the engine will read and what the launcher will start?
+In: the documents of plan.json, ds_config.json, accelerate.yaml and training_args.json. Out: Problems. Answers: is the
+first plan of plan.json what the engine will read and what the launcher will start?
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ FILLED_BY_THE_TRAINER = tuple(f"$.optimizer.params.{name}" for name in ("lr", "b
 
 
 def plan_problems(
-    plan: Mapping[str, Any], deepspeed: Mapping[str, Any], accelerate: Mapping[str, Any] | None
+    plan: Mapping[str, Any],
+    deepspeed: Mapping[str, Any],
+    accelerate: Mapping[str, Any] | None,
+    training: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """Every rule across the files of a plan."""
+    """Every rule across the files of a plan; what ds_config.json and training_args.json share is judged elsewhere."""
     plans = plan.get("plans")
     if not isinstance(plans, list) or not plans or not isinstance(plans[0], Mapping):
         return [finding("DS201", "$.plans", "there is no plan in plan.json", fix="plan again", file="plan.json")]
@@ -38,7 +41,18 @@ def plan_problems(
     ]
     if accelerate is not None:
         problems += _accelerate_is_the_plan(best, plan, accelerate)
+    if training is not None:
+        problems += _training_is_the_plan(best, training)
     return problems
+
+
+def _training_is_the_plan(best: Mapping[str, Any], training: Mapping[str, Any]) -> Iterator[Problem]:
+    """Activation checkpointing, which no other file switches."""
+    on, wanted = training.get("activation_checkpointing", False), best.get("checkpointing") == "full"
+    if on is not wanted:
+        message = f"activation checkpointing is `{on}`, in plan.json `{best.get('checkpointing')}`"
+        path = "$.activation_checkpointing"
+        yield finding("DS202", path, message, fix="plan again instead of editing", file="training_args.json")
 
 
 def _deepspeed_is_the_plan(best: Mapping[str, Any], deepspeed: Mapping[str, Any]) -> Iterator[Problem]:

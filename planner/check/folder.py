@@ -41,7 +41,13 @@ def check_files(files: Mapping[str, str]) -> list[Problem]:
     plan, deepspeed, accelerate = (documents.get(name) for name in ("plan.json", "ds_config.json", "accelerate.yaml"))
     across: list[Problem] = []
     if isinstance(plan, Mapping) and isinstance(deepspeed, Mapping):
-        across += plan_problems(plan, deepspeed, accelerate if isinstance(accelerate, Mapping) else None)
+        training = documents.get("training_args.json")
+        across += plan_problems(
+            plan,
+            deepspeed,
+            accelerate if isinstance(accelerate, Mapping) else None,
+            training if isinstance(training, Mapping) else None,
+        )
     if isinstance(accelerate, Mapping):
         across += named_file_problems(accelerate, files, documents)
     return problems + [_placed(problem, looked) for problem in across]

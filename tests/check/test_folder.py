@@ -74,6 +74,7 @@ def put(section: str, key: str, value: Any) -> Edit:
             "$.deepspeed_config.deepspeed_config_file",
         ),
         ("accelerate.yaml", put("deepspeed_config", "zero_stage", 3), "DS120", "$.deepspeed_config.zero_stage"),
+        ("training_args.json", put("", "activation_checkpointing", False), "DS202", "$.activation_checkpointing"),
         ("plan.json", put("", "made_up", 1), "DS201", "$.made_up"),
         ("plan.json", put("", "plans", []), "DS201", "$.plans"),
     ],
