@@ -64,6 +64,8 @@ def corrected(row: Row) -> Row:
         return _litgpt_hub(row)
     if "checkpointing not stated (none assumed)" in (row.get("notes") or "") and row["measured_peak_gib"]:
         return {**row, "grad_checkpoint": None, "missing": [*row["missing"], "grad_checkpoint"]}
+    if row["source_name"] == "automodel" and row["source_url"].endswith("performance-summary.mdx"):
+        return _automodel(row)
     return _qwen(row) if row["source_name"] == "qwen1" else row
 
 
@@ -74,6 +76,16 @@ def _litgpt_hub(row: Row) -> Row:
     quantized = " bnb.nf4" if row["method"].startswith("qlora") else ""
     word, sites = row["method"].split()[0], "all-linear" if everywhere else "(q,v)"
     return {**row, "method": f"{word} r{rank} {sites}{quantized}"}
+
+
+def _automodel(row: Row) -> Row:
+    """NeMo Automodel's examples/llm_benchmark/**/*_benchmark*.yaml, which its table names: adapters of `dim: 16` on
+    `*_proj`, the loss `MaskedCrossEntropy`; several GPUs run with `activation_checkpointing` and `enable_compile`, one
+    GPU with neither."""
+    several = row["gpu_count"] > 1
+    method = "lora r16 all-linear" if row["method"] == "lora" else row["method"]
+    return {**row, "method": method, "grad_checkpoint": "full" if several else "none", "compile": several,
+            "fused_ce": "none", "missing": [name for name in row["missing"] if name != "grad_checkpoint"]}  # fmt: skip
 
 
 def _qwen(row: Row) -> Row:
