@@ -118,8 +118,10 @@ def _also_named(loose: Sequence[Looked]) -> list[Looked]:
 
 
 def _arguments_beside(loose: Sequence[Looked]) -> list[Looked]:
-    """The Trainer's arguments of a plan, where they lie beside its DeepSpeed file and name it."""
-    if any(one.kind is Kind.TRAINING for one in loose):
+    """The Trainer's arguments of a plan, where they lie beside its DeepSpeed file and name it: without them an
+    Accelerate file that names it too would say that accelerate reads it."""
+    kinds = {one.kind for one in loose}
+    if Kind.TRAINING in kinds or Kind.ACCELERATE not in kinds:
         return []
     beside = {os.path.join(os.path.dirname(one.name), ARGUMENTS) for one in loose if one.kind is Kind.DEEPSPEED}
     read_ones = (_read_quietly(Path(place)) for place in sorted(beside) if _is_file(place))
