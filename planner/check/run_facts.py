@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from planner.check.context import Context, Reader
@@ -31,7 +32,9 @@ def whole(value: Any) -> int | None:
     """A positive whole number, also one written as text; None for everything else."""
     if isinstance(value, str) and value.strip().isdigit():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"),):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, float) and not isfinite(value):
         return None
     return int(value) if value == int(value) and value > 0 else None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from planner.check.deepspeed_rules import ZERO, device_of, section, stage_of
+from planner.check.loader.typed import flag
 from planner.check.rules import finding
 from planner.errors import nearest
 from planner.records.problem import Problem, Severity
@@ -73,8 +74,10 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
 def sixteen_bit_master_weights(config: Mapping[str, Any]) -> Iterator[Problem]:
     stage, offloaded = stage_of(config), device_of(config, "offload_optimizer") != "none"
     for name in ("bf16", "fp16"):
-        values, path = section(config, name), f"$.{name}.{name}_master_weights_and_grads"
-        master, states = values.get(f"{name}_master_weights_and_grads"), values.get("bf16_optimizer_states")
+        path = f"$.{name}.{name}_master_weights_and_grads"
+        master, states = (
+            flag(config, name, key) for key in (f"{name}_master_weights_and_grads", "bf16_optimizer_states")
+        )
         if states is True and master is not True and name == "bf16":
             message = "bf16 states need bf16 master weights"
             yield finding(
