@@ -6,6 +6,8 @@ the engine, and do the files, the machine, the model and the releases go togethe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.check import argument_rules, launch_rules, loader_rules, machine_rules, model_rules, reader_rules, releases
 from planner.check.context import Context
 from planner.check.run_facts import reader_of
@@ -14,6 +16,15 @@ from planner.records.problem import Problem, Severity
 
 __all__ = ["across_problems", "reader_of", "settled"]
 
+
+def memory(together: Together, context: Context) -> Iterator[Problem]:
+    """The estimate, which is loaded only where a model and a cluster are known."""
+    if context.model is not None and context.cluster is not None:
+        from planner.check.memory_rules import memory_is_enough
+
+        yield from memory_is_enough(together, context)
+
+
 RULES: tuple[Rule, ...] = (
     *reader_rules.RULES,
     *argument_rules.RULES,
@@ -21,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *machine_rules.RULES,
     *model_rules.RULES,
     *releases.RULES,
+    memory,
     *loader_rules.RULES,
 )
 WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)

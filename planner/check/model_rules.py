@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.catalog.models import autotp_row
 from planner.check.context import Context, Reader
 from planner.check.deepspeed_rules import section
 from planner.check.known_models import (
@@ -85,6 +84,8 @@ def tensor_parallel_plan(together: Together, context: Context) -> Iterator[Probl
     block = section(file.fields, "tensor_parallel")
     if block.get("partition_config") or (model_type == "bloom" and block.get("preset_model") == "bloom"):
         return
+    from planner.catalog.models import autotp_row
+
     row = autotp_row(model_type)
     experts = bool(blocks_of(model_type)) or has_experts(context)
     if row.outcome != "refused" or (row.reason == "never tried" and not experts):

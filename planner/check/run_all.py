@@ -25,6 +25,7 @@ from planner.errors import PlannerError, one_line
 from planner.records.problem import Problem, Severity
 
 ARGUMENTS = "training_args.json"
+ESTIMATED = ("DS415", "DS416")
 STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
 
 
@@ -84,7 +85,8 @@ def _plan(plan: GivenPlan, context: Context) -> list[Problem]:
     looked = _looked_in(plan)
     if context.reader is None:
         context = replace(context, reader=_reader_in(looked))
-    return found + _across(looked, context)
+    across = [one for one in _across(looked, context) if one.rule not in ESTIMATED]  # plan.json judges memory itself
+    return found + across
 
 
 def _looked_in(plan: GivenPlan) -> list[Looked]:

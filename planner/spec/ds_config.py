@@ -42,7 +42,11 @@ class Pinned:
 def read(path: Any, *, world_size: int, hidden: int) -> Pinned:
     """Read the file; raises PlannerError when it cannot be read, is no DeepSpeed JSON, or holds what dsplan cannot
     plan."""
-    document = _load(str(path))
+    return pinned_by(_load(str(path)), world_size=world_size, hidden=hidden)
+
+
+def pinned_by(document: Mapping[str, Any], *, world_size: int, hidden: int) -> Pinned:
+    """What a document decides; raises PlannerError for one that holds what dsplan cannot plan."""
     zero = _section(document, "zero_optimization")
     stage = ZeroStage(_integer(zero, "stage", 0, path="$.zero_optimization.stage", highest=3))
     notes: list[str] = []
