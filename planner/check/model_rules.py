@@ -176,7 +176,10 @@ def half_precision_of_the_family(together: Together, context: Context) -> Iterat
 
 
 def swap_buffers_hold_a_parameter(together: Together, context: Context) -> Iterator[Problem]:
-    """The share of the largest parameter that one rank swaps has to fit into a buffer of offload_param."""
+    """The share of the largest parameter that one rank swaps has to fit into a buffer of offload_param.
+
+    Source: deepspeed/runtime/swap_tensor/partitioned_param_swapper.py `get_buffer` (0.19.8).
+    """
     device, file, ranks = offload_device(together, "offload_param"), together.deepspeed, ranks_of(together, context)
     if device is None or file is None or device.value != "nvme" or context.model is None or ranks is None:
         return
@@ -190,17 +193,6 @@ def swap_buffers_hold_a_parameter(together: Together, context: Context) -> Itera
         message = f"a rank's share of the largest parameter has {share} elements, a buffer {size}: AssertionError"
         edits = (Edit(kind=EditKind.SET, path=path, value=share),)
         yield finding("DS418", path, message, fix=f"write at least {share}", file=file.name, edits=edits)
-    elif size is not None and largest > size:
-        message = f"the largest parameter has {largest} elements, a buffer {size}: swapping may run out of buffers"
-        yield finding(
-            "DS418",
-            path,
-            message,
-            fix=f"write {largest}",
-            severity=Severity.WARNING,
-            bites="first step",
-            file=file.name,
-        )
 
 
 def host_memory_for_offload(together: Together, context: Context) -> Iterator[Problem]:
