@@ -16,6 +16,7 @@ PIECE = re.compile(
     r"|(?P<word>[^\s'\"\\;|&()`$]+|\$\{[^}]*\}|\$\w+|\$.?)",
     re.DOTALL,
 )
+ESCAPED = re.compile(r"\\([\"\\$`])|\\\r?\n")
 VARIABLE = re.compile(r"\$\{(\w+)(\[@\]|\[\*\])?\}|\$(\w+)|\$\(|`|\$\{")
 ASSIGNMENT = re.compile(r"(\w+)\+?=")
 REDIRECTION = re.compile(r"\d*[<>]")
@@ -112,7 +113,7 @@ def _word(text: str, start: int, variables: dict[str, list[Word]]) -> tuple[list
         if piece["single"] is not None:
             value += piece["single"]
         elif piece["double"] is not None:
-            inner, sure = _filled(piece["double"], variables)
+            inner, sure = _quoted(piece["double"], variables)
             value, known = value + inner, known and sure
         elif piece["escape"] is not None:
             value += piece["escape"]
@@ -151,6 +152,16 @@ def _split(word: str, variables: dict[str, list[Word]]) -> list[Word] | None:
             for part in command
         ]
     return words
+
+
+def _quoted(text: str, variables: dict[str, list[Word]]) -> tuple[str, bool]:
+    """The inside of double quotes: variables filled in, a backslash before a sign taken away."""
+    value, known, at = "", True, 0
+    for escape in ESCAPED.finditer(text):
+        inner, sure = _filled(text[at : escape.start()], variables)
+        value, known, at = value + inner + (escape[1] or ""), known and sure, escape.end()
+    inner, sure = _filled(text[at:], variables)
+    return value + inner, known and sure
 
 
 def _filled(word: str, variables: dict[str, list[Word]]) -> tuple[str, bool]:
