@@ -36,7 +36,7 @@ from planner.check.run_facts import (
     zero_stage,
 )
 from planner.check.together import Together
-from planner.records.problem import Edit, EditKind, Problem, Severity
+from planner.records.problem import Edit, EditKind, Problem
 
 ZERO = "$.zero_optimization"
 AUTOTP = "$.tensor_parallel.autotp_size"
