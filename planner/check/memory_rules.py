@@ -127,8 +127,10 @@ def _host_bytes(context: Context) -> int | None:
 def _phases(memory: MemoryEstimate, device: Device, available: int) -> str:
     extra = memory.gpu_overhead_bytes if device is Device.GPU else 0
     needed = {phase: memory.phase_bytes(device, phase) + extra for phase in Phase}
-    over = [f"{PHASE_WORDS[phase]} needs {gib_text(need)}" for phase, need in needed.items() if need > available]
-    return ", ".join(over)
+    over = [phase for phase, need in needed.items() if need > available]
+    worst = max(over, key=lambda phase: needed[phase])
+    said = f"{PHASE_WORDS[worst]} needs {gib_text(needed[worst])}"
+    return said if over[0] is worst else f"{PHASE_WORDS[over[0]]} needs {gib_text(needed[over[0]])} already, {said}"
 
 
 def _assumed(workload: Workload, candidate: Candidate) -> str:
@@ -161,7 +163,9 @@ def _remedy(
             return f"{words} would fit"
     for words, change in steps:
         so_far |= change
-        said = [one for one in said if not (one.startswith("ZeRO") and words.startswith("ZeRO"))] + [words]
+        said = [one for one in said if one[:4] != words[:4] or one.startswith("micro")] + [
+            words
+        ]  # a later one includes it
         if _fits(model, cluster, workload, replace(candidate, **so_far), gpu, host):
             return f"{', '.join(said)} together would fit"
     return "more or larger GPUs, or adapters instead of all parameters"
