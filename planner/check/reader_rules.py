@@ -45,7 +45,7 @@ BY_ACCELERATE = {
 BY_TRAINER = {*BY_ACCELERATE, "$.optimizer.params.betas", "$.optimizer.params.eps"}
 FILLED = {Reader.TRAINER: BY_TRAINER, Reader.ACCELERATE: BY_ACCELERATE}
 DEEPSPEEDS_OWN = tuple(f"{ZERO}.zenflow.{key}" for key in ("select_strategy", "select_interval", "update_interval"))
-"""Here "auto" is a value of DeepSpeed itself."""
+"""Here "auto" is a value of DeepSpeed itself, its default; accelerate refuses it all the same."""
 WHEN_PLAIN = {**dict.fromkeys(BATCH, "config"), "$.gradient_clipping": "first step"}
 
 
@@ -54,7 +54,7 @@ def autos(value: Any, path: str = "$") -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from autos(inner, f"{path}.{key}")
-    elif value == "auto" and path not in DEEPSPEEDS_OWN:
+    elif value == "auto":
         yield path
 
 
@@ -64,7 +64,8 @@ def auto_by_reader(together: Together, context: Context) -> Iterator[Problem]:
         return
     for path in autos(file.fields):
         if reader is Reader.DEEPSPEED:
-            yield _plain(path, file.name)
+            if path not in DEEPSPEEDS_OWN:
+                yield _plain(path, file.name)
         elif path not in FILLED[reader]:
             who = "the Trainer" if reader is Reader.TRAINER else "accelerate"
             message = f'{who} does not fill `"auto"` here, and accelerate refuses what is left in `prepare`'
