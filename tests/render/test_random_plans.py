@@ -16,7 +16,7 @@ import pytest
 from trainer_values import after_the_trainer, filled
 
 import planner
-from planner.check import check_files
+from planner.check import check, check_files
 from planner.errors import PlannerError
 
 SEED = 20_260
@@ -114,6 +114,23 @@ def test_our_own_check_finds_nothing(plans: list[Rendered]) -> None:
     for plan in plans:
         assert check_files(plan.files) == [], plan.fields
     assert len(plans) in (FIRST, ALL - FIRST)
+
+
+@in_parts
+def test_dsplan_check_finds_nothing_in_the_folder(plans: list[Rendered], tmp_path: Path) -> None:
+    """Every tenth plan, written: with the rules between files, and those that need GPUs, model and host memory."""
+    for number, plan in enumerate(plans[::10]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in plan.files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        known = {name: plan.fields[name] for name in ("gpus", "model", "seq_len", "host_ram")}
+        findings = check(folder, **known).findings
+        if plan.best["precision"] == "fp16":  # asked for, or all that the card has: that bf16 would be safer is true
+            findings = tuple(found for found in findings if found.rule != "DS412")
+        assert findings == (), plan.fields
+        assert check(folder).findings == (), plan.fields
+    assert number + 1 == len(plans) // 10
 
 
 @in_parts
