@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 import os
 import socket
 import tempfile
@@ -167,3 +168,63 @@ def _plugin_loads(mixed_precision: str) -> None:
         refusal = deepspeed_refusal(made)
         if refusal:
             raise ValueError(refusal)
+
+
+HIDDEN, STEPS = 64, 100
+
+
+def trainer_refusal(document: Any, arguments: dict[str, Any], ranks: int) -> str:
+    """The exception of the Trainer's way from file and arguments to the engine's configuration as text; or empty.
+
+    In order: `TrainingArguments.__post_init__`, `trainer_config_finalize`, accelerate's `prepare`, DeepSpeed.
+    """
+    from accelerate.utils import DeepSpeedPlugin
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    _quiet()
+    given = SimpleNamespace(**{**_training_defaults(), **arguments, "world_size": ranks})
+    steps = given.max_steps if given.max_steps > 0 else STEPS
+    warmup = given.warmup_steps
+    given.get_warmup_steps = lambda total: int(warmup) if warmup >= 1 else math.ceil(total * warmup)
+    precision = "fp16" if given.fp16 else "bf16" if given.bf16 else "no"
+    with warnings.catch_warnings(), world(ranks):
+        warnings.simplefilter("ignore")
+        try:
+            read = HfTrainerDeepSpeedConfig(document)
+            read.trainer_config_process(given)
+            plugin = DeepSpeedPlugin(hf_ds_config=read)
+            plugin.set_mixed_precision(precision)
+            read.trainer_config_finalize(given, SimpleNamespace(config=SimpleNamespace(hidden_size=HIDDEN)), steps)
+            plugin.deepspeed_config_process(must_match=False, **_filled_in_prepare(given))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return deepspeed_refusal(plugin.deepspeed_config, ranks)
+
+
+@functools.cache
+def _training_defaults() -> dict[str, Any]:
+    from dataclasses import MISSING, fields
+
+    from transformers import TrainingArguments
+
+    return {one.name: one.default for one in fields(TrainingArguments) if one.default is not MISSING}
+
+
+def _filled_in_prepare(given: Any) -> dict[str, Any]:
+    """`config_kwargs` of `Accelerator._prepare_deepspeed`, with accelerate's dummy optimizer and scheduler."""
+    micro, accumulation = given.per_device_train_batch_size, given.gradient_accumulation_steps
+    return {
+        "gradient_clipping": 1.0,
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
+        "train_micro_batch_size_per_gpu": micro,
+        "train_batch_size": micro * accumulation * given.world_size,
+        "zero_optimization.reduce_bucket_size": HIDDEN**2,
+        "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
+        "zero_optimization.stage3_param_persistence_threshold": 10 * HIDDEN,
+        "optimizer.params.lr": given.learning_rate,
+        "optimizer.params.weight_decay": given.weight_decay,
+        "scheduler.params.warmup_min_lr": 0,
+        "scheduler.params.warmup_max_lr": given.learning_rate,
+        "scheduler.params.warmup_num_steps": 1,
+        "scheduler.params.total_num_steps": STEPS,
+    }

@@ -312,6 +312,78 @@ YAML_EXTRA: tuple[str, ...] = (
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "gradient_clipping"),
     *("num_machines", "machine_rank", "fsdp_version", "fp8_config", "zero_optimization", "bf16", "commands"),
 )
+ARGUMENTS: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "learning_rate": 1e-5,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "max_steps": 100,
+    "warmup_steps": 10,
+    "bf16": True,
+}
+OTHER_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "per_device_train_batch_size": (1, 2, 4, 8),
+    "gradient_accumulation_steps": (1, 2, 4),
+    "learning_rate": (1e-5, 5e-5, 1e-3),
+    "weight_decay": (0.0, 0.1),
+    "adam_beta1": (0.9, 0.8),
+    "adam_beta2": (0.95, 0.999),
+    "adam_epsilon": (1e-8, 1e-6),
+    "max_grad_norm": (0.0, 0.5, 1.0),
+    "max_steps": (-1, 100, 200),
+    "warmup_steps": (0, 1, 10, 0.1),
+    "bf16": (True, False),
+    "fp16": (True, False),
+    "fp16_full_eval": (True, False),
+    "bf16_full_eval": (True, False),
+    "save_on_each_node": (True, False),
+}
+AUTO: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+}
+TRAINER_BASES: tuple[dict[str, Any], ...] = (
+    {
+        **AUTO,
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+            "sub_group_size": 1e9,
+            "offload_optimizer": {"device": "cpu"},
+        },
+        "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"),
+        },
+    },
+    {
+        **BATCH,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "overlap_comm": True},
+        "optimizer": ADAMW,
+    },
+    {
+        **AUTO,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-5, "warmup_num_steps": 10},
+        },
+    },
+    {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}},
+)
 YAML_ODD: tuple[Any, ...] = (
     *("DEEPSPEED", "deepspeed", "FSDP", "NO", "MULTI_GPU", "TP", "LOCAL_MACHINE", "AMAZON_SAGEMAKER", "bf16", "BF16"),
     *("fp8", "int8", "pdsh", "standard", "slurm", "gpu", "CPU", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", "NO_WRAP"),
@@ -355,6 +427,12 @@ class Supply:
 
 JSON_SUPPLY = Supply(bases=BASES, keys=EXTRA, values=ODD)
 YAML_SUPPLY = Supply(bases=YAML_BASES, keys=YAML_EXTRA, values=(*ODD, *YAML_ODD, *YAML_ODD))
+
+
+def other_arguments(random: Random) -> dict[str, Any]:
+    """Training arguments that suit the unbroken files of the Trainer, with up to three others."""
+    changed = {name: random.choice(OTHER_ARGUMENTS[name]) for name in random.sample(sorted(OTHER_ARGUMENTS), k=3)}
+    return {**ARGUMENTS, **dict(list(changed.items())[: random.choice((0, 0, 1, 2, 3))])}
 
 
 def mutated(document: Mapping[str, Any], supply: Supply, random: Random) -> dict[str, Any]:

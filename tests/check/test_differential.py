@@ -1,0 +1,142 @@
+"""`check` against the readers themselves, on configurations that were broken at random.
+
+Whenever a reader refuses a file while it loads it, `check` reports an error; whenever `check` says that a file is
+refused while it is loaded, the reader refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from consumers import accelerate_refusal, deepspeed_refusal, trainer_refusal
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, other_arguments
+
+from planner.check.across import across_problems, settled
+from planner.check.context import Context, Reader
+from planner.check.single import look_at
+from planner.check.together import Kind, Together
+from planner.records.problem import Problem, Severity
+
+NAMED_FILE = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2},
+}
+NO_NUMBERS = ("NaN", "Infinity")
+
+
+def errors(texts: dict[Kind, str], context: Context) -> list[Problem]:
+    """What `check` reports about these files, read together."""
+    looked = {kind: look_at(f"{kind.value}.json", text, kind) for kind, text in texts.items()}
+    files = {kind: one.files[0] for kind, one in looked.items() if one.files}
+    together = Together(
+        deepspeed=files.get(Kind.DEEPSPEED),
+        accelerate=tuple(files[kind] for kind in (Kind.ACCELERATE,) if kind in files),
+        training=files.get(Kind.TRAINING),
+    )
+    problems = [problem for one in looked.values() for problem in one.problems]
+    problems = settled([*problems, *across_problems(together, context)], context)
+    return [problem for problem in problems if problem.severity is Severity.ERROR]
+
+
+def fuzz(examples: int, one: Callable[[Random], tuple[str, list[Problem], Any]]) -> Counter[str]:
+    """Both directions for so many examples; `one` gives the reader's refusal, the errors found, and the input."""
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.randoms(use_true_random=False))
+    def both_agree(random: Random) -> None:
+        refusal, found, document = one(random)
+        seen["refused" if refusal else "loaded"] += 1
+        seen["errors"] += bool(found)
+        assert found or not refusal, f"not found: {refusal}\n{document}"
+        early = [problem for problem in found if problem.bites == "config"]
+        assert refusal or not early, f"loads, but: {early[0]}\n{document}"
+
+    both_agree()
+    print(dict(seen))
+    return seen
+
+
+def deepspeed_case(random: Random) -> tuple[str, list[Problem], Any]:
+    ranks = random.choice((1, 2, 4))
+    document = mutated(random.choice(BASES), JSON_SUPPLY, random)
+    text = json.dumps(document, indent=1)
+    refusal = deepspeed_refusal(document, ranks)
+    if not refusal and any(word in text for word in NO_NUMBERS):  # a file with them is read differently
+        refusal = deepspeed_refusal(text, ranks)
+    return refusal, errors({Kind.DEEPSPEED: text}, Context(ranks=ranks, reader=Reader.DEEPSPEED)), document
+
+
+def accelerate_case(random: Random) -> tuple[str, list[Problem], Any]:
+    yaml = pytest.importorskip("yaml")
+    text = yaml.safe_dump(mutated(random.choice(YAML_BASES), YAML_SUPPLY, random), sort_keys=False)
+    return accelerate_refusal(text, NAMED_FILE), errors({Kind.ACCELERATE: text}, Context()), text
+
+
+def trainer_case(random: Random) -> tuple[str, list[Problem], Any]:
+    ranks = random.choice((1, 2, 8))
+    document, arguments = random.choice(TRAINER_BASES), other_arguments(random)
+    if random.choice((True, True, False)):
+        document = mutated(document, JSON_SUPPLY, random)
+    refusal = trainer_refusal(document, arguments, ranks)
+    texts = {Kind.DEEPSPEED: json.dumps(document, indent=1), Kind.TRAINING: json.dumps(arguments, indent=1)}
+    return refusal, errors(texts, Context(ranks=ranks, reader=Reader.TRAINER)), (document, arguments)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("examples", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_deepspeed_refuses_what_check_refuses(examples: int) -> None:
+    pytest.importorskip("deepspeed")
+    seen = fuzz(examples, deepspeed_case)
+    assert seen["refused"] > examples / 4
+    assert seen["loaded"] > examples / 4
+
+
+@pytest.mark.accelerate
+@pytest.mark.parametrize("examples", [200, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_accelerate_refuses_what_check_refuses(examples: int) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    seen = fuzz(examples, accelerate_case)
+    assert seen["refused"] > examples / 5
+    assert seen["loaded"] > examples / 5
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_the_trainer_refuses_what_check_refuses(examples: int) -> None:
+    for name in ("transformers", "accelerate", "deepspeed"):
+        pytest.importorskip(name)
+    seen = fuzz(examples, trainer_case)
+    assert seen["refused"] > examples / 5
+    assert seen["loaded"] > examples / 10
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_unbroken_configurations_load_and_have_no_error(base: dict[str, Any]) -> None:
+    pytest.importorskip("deepspeed")
+    assert deepspeed_refusal(base, 4) == ""
+    assert errors({Kind.DEEPSPEED: json.dumps(base)}, Context(ranks=4)) == []
+
+
+@pytest.mark.parametrize("base", YAML_BASES)
+def test_the_unbroken_accelerate_files_load_and_have_no_error(base: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    assert accelerate_refusal(json.dumps(base), NAMED_FILE) == ""
+    assert errors({Kind.ACCELERATE: json.dumps(base)}, Context()) == []
