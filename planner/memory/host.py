@@ -14,7 +14,7 @@ PROCESS_BYTES = 3 * GIB
 HEAP_BYTES = 320 * MIB
 WORKER_BYTES = 12 * MIB
 WORKERS_PER_RANK = 2
-"""`dataloader_num_workers` of the plan's train.py."""
+"""The most `dataloader_num_workers` that a plan's train.py gets."""
 NVME_PARAM_BUFFERS = 5
 NVME_OPTIMIZER_BUFFERS = 4
 NVME_BUFFER_ELEMENTS = 100_000_000

@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 
 MANIFEST = ".dsplan-files"
 LATER_FILES = ("smoke.json", "measurement.json")  # dsplan writes them after runs; stale once the plan changes
+NOT_FOREIGN = (MANIFEST, *LATER_FILES, "__pycache__")  # the last: Python's, once train.py ran
 EXECUTABLE = "launch.sh"
 
 
@@ -52,13 +53,19 @@ def _digest(data: bytes) -> str:
 
 
 def _move(staging: Path, folder: Path) -> None:
-    """Into place: in one step when the folder is new, file by file when it exists."""
+    """Into place: in one step when the folder is new, file by file when it exists.
+
+    What an earlier plan had and this one has not, such as the arguments of another training script, is taken away.
+    """
     if not folder.exists():
         staging.rename(folder)
         return
-    for path in sorted(staging.iterdir()):
-        os.replace(path, folder / path.name)
-    for name in LATER_FILES:
+    written = sorted(path.name for path in staging.iterdir())
+    before = _manifest_of(folder)
+    stale = [name for name in before if name not in written and not _is_edited(folder / name, before[name])]
+    for name in written:
+        os.replace(staging / name, folder / name)
+    for name in (*stale, *LATER_FILES):
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()
 
@@ -70,12 +77,8 @@ def _refuse_foreign(folder: Path, *, force: bool) -> None:
     if not folder.is_dir():
         raise PlannerError(f"`{folder}` is not a folder", hint="choose another `--out`")
     known = _manifest_of(folder)
-    foreign = sorted(p.name for p in folder.iterdir() if p.name not in {*known, MANIFEST, *LATER_FILES})
-    edited = sorted(
-        name
-        for name, digest in known.items()
-        if (folder / name).is_file() and _digest((folder / name).read_bytes()) != digest
-    )
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in {*known, *NOT_FOREIGN})
+    edited = sorted(name for name, digest in known.items() if _is_edited(folder / name, digest))
     if force or not (foreign or edited):
         return
     what = (
@@ -86,6 +89,10 @@ def _refuse_foreign(folder: Path, *, force: bool) -> None:
     raise PlannerError(
         f"`{folder}` {what}", hint="choose another `--out`, or overwrite the plan's files with `--force`"
     )
+
+
+def _is_edited(file: Path, digest: str) -> bool:
+    return file.is_file() and _digest(file.read_bytes()) != digest
 
 
 def _manifest_of(folder: Path) -> dict[str, str]:

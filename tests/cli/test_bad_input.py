@@ -45,6 +45,7 @@ CASES = (
     ([*PLAN, "--precision", "bf17"], "`--precision bf17`", "bf16"),
     ([*PLAN, "--objective", "speed"], "`--objective speed`", "throughput"),
     ([*PLAN, "--launcher", "mpirun"], "`--launcher mpirun`", "torchrun"),
+    ([*PLAN, "--integration", "deepsped"], "`--integration deepsped`", "did you mean `deepspeed`?"),
     ([*PLAN, "--method", "lorra"], "`--method lorra`", "did you mean `lora`?"),
     ([*PLAN, "--lora-rank", "8"], "means nothing when every parameter is trained", "--method lora"),
     ([*PLAN, "--lora-targets", "q_proj"], "means nothing when every parameter is trained", "--method lora"),
@@ -169,6 +170,21 @@ def test_a_plan_replaces_its_own_files_but_not_an_edited_one(capsys: pytest.Capt
     assert run([*PLAN, "--out", "out"]) == 2
     assert "`train.py`, which was edited" in capsys.readouterr().err
     assert Path("out/train.py").read_text() == "edited"
+
+
+def test_a_plan_takes_away_what_only_the_earlier_one_had(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*PLAN, "--out", "out", "--integration", "accelerate"]) == 0
+    assert {"loop_args.json", "loop_parts.py"} <= set(os.listdir("out"))
+    Path("out/__pycache__").mkdir()
+    assert run([*PLAN, "--out", "out"]) == 0
+    left = set(os.listdir("out"))
+    assert "training_args.json" in left
+    assert not {"loop_args.json", "loop_parts.py"} & left
+    Path("out/training_args.json").write_text("mine")
+    assert run([*PLAN, "--out", "out", "--integration", "deepspeed"]) == 2
+    assert "`training_args.json`, which was edited" in capsys.readouterr().err
+    assert run([*PLAN, "--out", "out", "--integration", "deepspeed", "--force"]) == 0
+    assert Path("out/training_args.json").read_text() == "mine"
 
 
 def test_a_full_disk_leaves_nothing_half_written(monkeypatch: pytest.MonkeyPatch) -> None:
