@@ -21,12 +21,13 @@ from typing import Any
 from installed_fields import ABSENT, Field, launch_arguments, model_fields, named, record_fields, recorded_reads
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[1]))  # a bare checkout is on no path before this line
 
-from planner import toml  # noqa: E402 - a bare checkout is on no path before the line above
+from planner import toml  # noqa: E402
+from planner.version import TARGET_VERSIONS  # noqa: E402
 
 SCHEMAS = HERE.parents[1] / "schemas"
-VERSIONS = {"deepspeed": "0.19.8", "accelerate": "1.15.0"}
+VERSIONS = {name: TARGET_VERSIONS[name] for name in ("deepspeed", "accelerate")}
 LINE = 118
 OURS = {
     *("about", "auto", "default", "default_null", "elsewhere", "flag", "float_dtype"),
