@@ -131,7 +131,7 @@ def _value_at(file: File, path: str) -> tuple[bool, Any]:
 
 def _equal(given: Any, wanted: Any) -> bool:
     """As Python compares them: "8" is not 8, true is 1."""
-    return bool(list(given) == list(wanted) if isinstance(given, (list, tuple)) else given == wanted)
+    return bool(given == wanted)
 
 
 def _text(value: Any) -> str:

@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.check.argument_rules import wanted_values
 from planner.check.context import Context, Reader
 from planner.check.loader import batch_refusals, refusals
 from planner.check.loader.launching import launch_refusals
+from planner.check.loader.typed import flag
 from planner.check.rules import finding
-from planner.check.run_facts import ranks_of, reader_of
+from planner.check.run_facts import argument_is_on, ranks_of, reader_of
 from planner.check.schema import load_schema
 from planner.check.together import Kind, Together
 from planner.errors import one_line
@@ -28,6 +30,7 @@ RULE_OF = {
     "$.zero_optimization.compute_grad_norm": "DS061",
     "$.zero_optimization.offload_optimizer.ratio": "DS043",
 }
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -49,6 +52,37 @@ def batch_with_ranks(together: Together, context: Context) -> Iterator[Problem]:
             yield _refused(file.document, path, f"{reason}, with {ranks} ranks", file=file.name)
 
 
+def after_filling(together: Together, context: Context) -> Iterator[Problem]:
+    """What DeepSpeed refuses once the Trainer has put its arguments in place of each "auto"."""
+    file, training = together.deepspeed, together.training
+    if file is None or training is None or reader_of(together, context) is not Reader.TRAINER:
+        return
+    wanted = {path: one.value for path, one in wanted_values(together, context)}
+    ranks, config = ranks_of(together, context), file.fields
+    batch = {name: _filled(config.get(name), wanted.get(f"$.{name}")) for name in BATCH}
+    batch[BATCH[2]] = 1 if batch[BATCH[2]] is None else batch[BATCH[2]]  # accelerate adds the key
+    if ranks is not None and "auto" not in batch.values():
+        for path, reason in batch_refusals(batch, ranks):
+            yield _refused(batch, path, f"{reason}, with {ranks} ranks", file=file.name)
+    precision = next((half for half in ("fp16", "bf16") if argument_is_on(together, half)), "no")
+    on = {half: _is_on(config, wanted, half, precision) for half in ("fp16", "bf16")}
+    if on["fp16"] and on["bf16"]:
+        message, fix = "with these arguments `fp16` and `bf16` are both on", "switch one of them off"
+        yield finding("DS030", "$.fp16.enabled", message, fix=fix, file=file.name)
+
+
+def _filled(given: Any, wanted: Any) -> Any:
+    return wanted if given == "auto" and wanted is not None else given
+
+
+def _is_on(config: Mapping[str, Any], wanted: Mapping[str, Any], half: str, precision: str) -> bool:
+    """accelerate adds the section of the arguments' precision where the file has none."""
+    section = config.get(half)
+    if not isinstance(section, Mapping):
+        return half == precision
+    return bool(wanted[f"$.{half}.enabled"]) if section.get("enabled") == "auto" else flag(config, half, "enabled")
+
+
 def _refused(
     config: Mapping[str, Any], path: str, reason: str, reader: str = "DeepSpeed", rule: str = "DS013", file: str = ""
 ) -> Problem:
@@ -68,4 +102,4 @@ def _value_at(config: Any, path: str) -> Any:
     return config
 
 
-RULES = (batch_with_ranks,)
+RULES = (batch_with_ranks, after_filling)

@@ -44,7 +44,12 @@ BY_ACCELERATE = {
 }
 BY_TRAINER = {*BY_ACCELERATE, "$.optimizer.params.betas", "$.optimizer.params.eps"}
 FILLED = {Reader.TRAINER: BY_TRAINER, Reader.ACCELERATE: BY_ACCELERATE}
-DEEPSPEEDS_OWN = tuple(f"{ZERO}.zenflow.{key}" for key in ("select_strategy", "select_interval", "update_interval"))
+DEEPSPEEDS_OWN = (
+    *(f"{ZERO}.zenflow.{key}" for key in ("select_strategy", "select_interval", "update_interval")),
+    *("$.pipeline.stages", "$.data_types.keep_in_fp32_modules"),
+    *(f"$.expert_parallel.{key}" for key in ("score_apply", "combine_impl", "row_weighting_impl", "score_func")),
+    *(f"$.expert_parallel.{key}" for key in ("top_k", "routed_scaling_factor")),
+)
 """Here "auto" is a value of DeepSpeed itself, its default; accelerate refuses it all the same."""
 WHEN_PLAIN = {**dict.fromkeys(BATCH, "config"), "$.gradient_clipping": "first step"}
 
@@ -138,7 +143,11 @@ def divided_total(together: Together, context: Context) -> Iterator[Problem]:
 def needs_zero_section(together: Together, context: Context) -> Iterator[Problem]:
     """accelerate, and the Trainer through it, refuse a file without zero_optimization."""
     file, reader = together.deepspeed, reader_of(together, context)
-    if file is not None and reader in FILLED and "zero_optimization" not in file.fields and file.fields:
+    missing = file is not None and "zero_optimization" not in file.fields
+    if file is not None and reader in FILLED and isinstance(file.fields.get("zero_optimization"), bool):
+        message = "accelerate looks for `stage` in it, and a bare true or false has none"
+        yield finding("DS069", ZERO, message, fix='write `{"stage": 1}` for true', file=file.name)
+    if file is not None and reader in FILLED and missing and file.fields:
         message = "accelerate refuses a DeepSpeed file without `zero_optimization`"
         edits = (Edit(kind=EditKind.SET, path=ZERO, value={"stage": 0}),)
         yield finding(
