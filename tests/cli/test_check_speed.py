@@ -2,7 +2,8 @@
 
     python tests/cli/test_check_speed.py        prints what this machine takes
 
-The limits are those of two idle cores; a test allows for a shared machine, as in test_time_to_answer.py.
+The limits are those of two idle cores. The tests count processor time, so that other programs on the machine do not
+decide.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ONE_FILE_LIMIT_S = 0.4
 MANY_FILES_LIMIT_S = 10.0
 MANY_FILES = 400
 RUNS = 8
-SHARED_MACHINE = 2.0
-"""How much slower the same command has been seen to run on the same machine an hour later."""
+THROTTLED = 1.5
+"""A processor that others keep busy is slower in itself: less clock, less cache."""
 CONFIG = """{
   "train_micro_batch_size_per_gpu": 2,
   "gradient_accumulation_steps": 4,
@@ -34,12 +35,13 @@ CONFIG = """{
 """
 
 
-def fastest_s(arguments: list[str], folder: Path, runs: int = RUNS) -> float:
-    """The whole process, the best of several runs, with bytecode at hand as an installed package has it."""
+def fastest_s(arguments: list[str], folder: Path, runs: int = RUNS) -> tuple[float, float]:
+    """Seconds of the whole process by the clock and on the processor, the best of several runs, with bytecode at hand
+    as an installed package has it."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-    taken = []
+    clock, processor = [], []
     for _ in range(runs):
-        start = time.perf_counter()
+        start, before = time.perf_counter(), os.times()
         done = subprocess.run(
             [sys.executable, "-m", "planner", "check", *arguments],
             check=False,
@@ -47,10 +49,13 @@ def fastest_s(arguments: list[str], folder: Path, runs: int = RUNS) -> float:
             cwd=CHECKOUT,
             env={**os.environ, **bytecode},
         )
-        taken.append(time.perf_counter() - start)
+        after = os.times()
+        clock.append(time.perf_counter() - start)
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        processor.append(used)
         if done.returncode not in (0, 4):
             raise RuntimeError(done.stderr.decode())
-    return min(taken)
+    return min(clock), min(processor)
 
 
 def one_file(folder: Path) -> list[str]:
@@ -71,20 +76,22 @@ def many_files(folder: Path) -> list[str]:
 
 
 def test_one_file_is_checked_at_once(tmp_path: Path) -> None:
-    assert fastest_s(one_file(tmp_path), tmp_path) <= ONE_FILE_LIMIT_S * SHARED_MACHINE
+    assert fastest_s(one_file(tmp_path), tmp_path)[1] <= ONE_FILE_LIMIT_S * THROTTLED
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the collected configurations are not beside the checkout")
 def test_four_hundred_files_take_seconds(tmp_path: Path) -> None:
     files = many_files(tmp_path)
     assert len(files) == MANY_FILES
-    assert fastest_s(files, tmp_path, runs=2) <= MANY_FILES_LIMIT_S * SHARED_MACHINE
+    assert fastest_s(files, tmp_path, runs=2)[1] <= MANY_FILES_LIMIT_S * THROTTLED
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        print(f"one file: {fastest_s(one_file(here), here):.2f} s (limit {ONE_FILE_LIMIT_S})")
+        clock, processor = fastest_s(one_file(here), here)
+        print(f"one file: {clock:.2f} s, of the processor {processor:.2f} s (limit {ONE_FILE_LIMIT_S})")
         if CORPUS.is_dir():
-            seconds = fastest_s(many_files(here), here, runs=3)
-            print(f"{MANY_FILES} files: {seconds:.2f} s (limit {MANY_FILES_LIMIT_S:g})")
+            clock, processor = fastest_s(many_files(here), here, runs=3)
+            limit = f"limit {MANY_FILES_LIMIT_S:g}"
+            print(f"{MANY_FILES} files: {clock:.2f} s, of the processor {processor:.2f} s ({limit})")
