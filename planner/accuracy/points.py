@@ -15,6 +15,8 @@ fields of `Point` are ignored. Every row names its source and where to read it. 
 * `kernels`: which kernels attention and norms ran with, where a source compares them; read from `kernel=` in `notes`
   where the key is missing.
 * `nvme`: the drive that states were offloaded to, where a source names it; read from `notes` where the key is missing.
+* `network_gb_per_s`: what the ports of one node carry, where a source measured its collectives; `cpu_threads`: what the
+  optimizer on the CPU may use in each rank.
 * `reserved_gib`: what the allocator held in the same run, where a source prints that beside the tensors.
 * `for_scoring`: the scores that a row is good for: `memory`, `fit`, `speed`. `missing`: inputs the source leaves out.
 * `quality`: A an exact number of a nearly complete configuration, B with one gap or read off a chart, C for ordering.
@@ -75,6 +77,8 @@ class Point:
     compile: bool | None = None
     kernels: str | None = None
     nvme: str | None = None
+    network_gb_per_s: float | None = None
+    cpu_threads: int | None = None
     offload: str | None = None
     micro_batch: int | None = None
     seq_len: int | None = None

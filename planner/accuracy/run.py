@@ -73,7 +73,7 @@ def run_of(point: Point) -> Run:
     storage = storage_of(point, framework)
     tp, context = point.tp or 1, (point.sp or 1) * (point.cp or 1)
     world = point.gpu_count or tp * context * (point.dp or 1)
-    shards = max(1, (point.dp or world // (tp * context)) * context)
+    shards = max(1, min((point.dp or world // (tp * context)) * context, world // tp))
     framework_name = (point.framework or "").casefold()
     tuning, engine = tuning_of(point.method, framework.layers), engine_of(point, framework)
     optimizer = (point.optimizer or default_optimizer(engine, framework.layers, full=tuning.full)).casefold()

@@ -143,13 +143,25 @@ def speed_cluster(run: Run) -> Cluster:
     cluster = run.cluster
     name = tables.identify_gpu(run.point.gpu_class or "")[0]["name"]
     found = parse_cluster(f"{cluster.nodes}x{cluster.gpus_per_node}x{name}")
-    read, write = DRIVES.get(run.point.nvme or "", (None, None))
-    found = replace(found, nvme_read_bytes_per_s=read, nvme_write_bytes_per_s=write)
+    found = with_stated_rates(found, run.point)
     kernels = "flash_attention 1" if "attentionv1" in (run.point.kernels or "") else run.layers.value
     older = OLDER_ATTENTION.get(kernels, {}).get(name.split("-")[0])
     if older is None:
         return found
     return replace(found, gpu=replace(found.gpu, attention_efficiency=older))
+
+
+def with_stated_rates(cluster: Cluster, point: Point) -> Cluster:
+    """The nodes with the drive, the network and the threads that a source states or measured."""
+    read, write = DRIVES.get(point.nvme or "", (None, None))
+    measured = point.network_gb_per_s
+    return replace(
+        cluster,
+        nvme_read_bytes_per_s=read,
+        nvme_write_bytes_per_s=write,
+        network_bytes_per_s=measured * 1e9 if measured else cluster.network_bytes_per_s,
+        cpu_cores=point.cpu_threads * cluster.gpus_per_node if point.cpu_threads else cluster.cpu_cores,
+    )
 
 
 def shape_in_code(run: Run) -> ModelShape:

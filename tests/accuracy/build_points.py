@@ -66,7 +66,8 @@ def corrected(row: Row) -> Row:
         return {**row, "grad_checkpoint": None, "missing": [*row["missing"], "grad_checkpoint"]}
     if row["source_name"] == "automodel" and row["source_url"].endswith("performance-summary.mdx"):
         return _automodel(row)
-    return _qwen(row) if row["source_name"] == "qwen1" else row
+    special = {"qwen1": _qwen, "bigscience-logs": _jean_zay, "easycontext": _easycontext}.get(row["source_name"])
+    return special(row) if special else row
 
 
 def _litgpt_hub(row: Row) -> Row:
@@ -86,6 +87,18 @@ def _automodel(row: Row) -> Row:
     method = "lora r16 all-linear" if row["method"] == "lora" else row["method"]
     return {**row, "method": method, "grad_checkpoint": "full" if several else "none", "compile": several,
             "fused_ce": "none", "missing": [name for name in row["missing"] if name != "grad_checkpoint"]}  # fmt: skip
+
+
+def _jean_zay(row: Row) -> Row:
+    """BigScience's experiments/bandwidth/README.md: all-reduce of 4 GB among 16 nodes of the same machine, 55 Gbit/s
+    with the factor of 2 for both ways. n16_32gb_all_reduce_bench.txt: torch.distributed.launch sets OMP_NUM_THREADS to
+    1, and the scripts of these runs, experiments/gpt2-*/*.slurm, start so."""
+    return {**row, "network_gb_per_s": 55 / 8, "cpu_threads": 1}
+
+
+def _easycontext(row: Row) -> Row:
+    """EasyContext's accelerate_configs/zero3_offload.json: `offload_param` is the CPU too."""
+    return {**row, "offload": "param+optimizer"}
 
 
 def _qwen(row: Row) -> Row:
