@@ -11,7 +11,21 @@ from planner.check.pages import WHEN, _pages, as_markdown, as_text, page
 from planner.errors import UnknownName
 
 # Rules that a text by itself cannot show: they need another file, the machine, the model, or a folder of a plan.
-NEED_MORE = {"DS022", "DS051", "DS121", "DS122", "DS201", "DS202", "DS203", "DS204"}
+NEED_MORE = {
+    "DS068",
+    "DS069",
+    "DS070",
+    "DS071",
+    "DS072",
+    "DS022",
+    "DS051",
+    "DS121",
+    "DS122",
+    "DS201",
+    "DS202",
+    "DS203",
+    "DS204",
+}
 NOT_A_FILE = {"DS001"}
 
 
