@@ -66,6 +66,9 @@ OLDER_ATTENTION = {Layers.FOUNDRY.value: {"A100": 0.4, "H100": 0.225}, "flash_at
 """Share of the peak that attention kernels before FlashAttention-2 reached on long samples. Sources: the Triton kernel
 of 2023, end-to-end fit on llm-foundry's tables; FlashAttention 1: arXiv:2307.08691, figure 5."""
 
+SXM = ("nvlink-mesh", "nvswitch")
+"""Links of cards that come on a board with others, in a server of two sockets, however few of them a run used."""
+
 DRIVES = {"Samsung 980": (3.5e9, 0.5e9)}
 """Bytes per second that a drive reads, and writes once its cache is full: optimizer states fill any cache in a step or
 two. Source: data sheet of the drive, 1 TB."""
@@ -204,6 +207,8 @@ def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
     core/distributed: gradients are reduce-scattered. torch/distributed/fsdp: no module hooks of ZeRO-3.
     """
     engine = constants.engine
+    if run.cluster.gpus_per_node == 1 and tables.identify_gpu(run.point.gpu_class or "")[0]["link"].startswith(SXM):
+        constants = replace(constants, two_socket_gpus=1)
     if "gptq" in (run.point.method or "").casefold():
         engine = replace(engine, unpacking_bytes=GPTQ_TRAFFIC_BYTES)
     if run.layers in (Layers.MEGATRON, Layers.SCALING):

@@ -27,7 +27,8 @@ GROUPED_BY = ("source_url", "model", "method", "gpu_class")
 
 def kept(row: Row) -> dict[str, Any]:
     """The keys that a prediction or a score needs, without nulls."""
-    stated = {**row, "reserved_gib": reserved_gib(row), "kernels": kernels(row), "nvme": nvme(row)}
+    stated = {**row, "reserved_gib": reserved_gib(row), "kernels": kernels(row), "nvme": nvme(row),
+              "cpu_threads": row.get("cpu_threads") or cpu_threads(row)}  # fmt: skip
     return {key: value for key, value in stated.items()
             if key in KEYS and value not in (None, [])}  # fmt: skip
 
@@ -53,6 +54,12 @@ def nvme(row: Row) -> str | None:
     """The drive that states were offloaded to, where a source names it."""
     stated = re.search(r"\bNVMe \(([^)]+)\)", row.get("notes") or "")
     return stated.group(1).strip() if stated else None
+
+
+def cpu_threads(row: Row) -> int | None:
+    """The threads of a rank's optimizer on the CPU, where a source prints them."""
+    stated = re.search(r"\bOMP_NUM_THREADS=(\d+)", row.get("notes") or "")
+    return int(stated.group(1)) if stated else None
 
 
 def corrected(row: Row) -> Row:
