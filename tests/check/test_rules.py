@@ -136,6 +136,19 @@ YAML = {
     "num_processes": 8,
     "deepspeed_config": {"zero_stage": 2},
 }
+PC = "parallelism_config_"
+
+
+def fsdp(sizes: dict[str, int], **keys: Any) -> dict[str, Any]:
+    block = {"fsdp_version": 2, **keys}
+    return {
+        "distributed_type": "FSDP",
+        "deepspeed_config": None,
+        "fsdp_config": block,
+        **({"parallelism_config": sizes} if sizes else {}),
+    }
+
+
 YAML_CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"num_proceses": 8}, "DS110", "$.num_proceses"),
     ({"deepspeed_config": {"zero_stag": 3}}, "DS111", "$.deepspeed_config.zero_stag"),
@@ -170,6 +183,85 @@ YAML_CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
         "DS126",
         "$.parallelism_config.parallelism_config_tp_size",
     ),
+    ({"parallelism_config": {f"{PC}cp_size": 8}}, "DS126", f"$.parallelism_config.{PC}cp_size"),
+    ({"distributed_type": "MULTI_GPU"}, "DS127", "$.deepspeed_config"),
+    ({"distributed_type": "NO", "num_processes": 1}, "DS127", "$.deepspeed_config"),
+    (fsdp({f"{PC}dp_shard_size": 4}), "DS128", f"$.parallelism_config.{PC}dp_shard_size"),
+    (fsdp({f"{PC}tp_size": 8}), "DS128", f"$.parallelism_config.{PC}dp_shard_size"),
+    (fsdp({f"{PC}dp_shard_size": 8}, fsdp_version=1), "DS128", "$.fsdp_config.fsdp_version"),
+    (
+        {"parallelism_config": {f"{PC}sp_size": 2, f"{PC}cp_size": 4}},
+        "DS128",
+        f"$.parallelism_config.{PC}cp_size",
+    ),
+    (
+        fsdp({f"{PC}tp_size": 4, f"{PC}dp_replicate_size": 2}),
+        "DS128",
+        f"$.parallelism_config.{PC}dp_replicate_size",
+    ),
+    ({"parallelism_config": {f"{PC}sp_size": 3}}, "DS128", f"$.parallelism_config.{PC}sp_size"),
+    ({"parallelism_config": {f"{PC}sp_size": 4}}, "DS128", f"$.parallelism_config.{PC}dp_replicate_size"),
+    (
+        {"parallelism_config": {f"{PC}sp_size": 8, f"{PC}sp_attn_implementation": "eager"}},
+        "DS129",
+        f"$.parallelism_config.{PC}sp_attn_implementation",
+    ),
+    (
+        {"parallelism_config": {f"{PC}sp_size": 8, f"{PC}sp_seq_length": 1001}},
+        "DS129",
+        f"$.parallelism_config.{PC}sp_seq_length",
+    ),
+    (
+        {"parallelism_config": {f"{PC}sp_size": 8, f"{PC}sp_seq_length_is_variable": False}},
+        "DS129",
+        f"$.parallelism_config.{PC}sp_seq_length",
+    ),
+    (fsdp({f"{PC}sp_size": 8}), "DS129", f"$.parallelism_config.{PC}sp_size"),
+    (
+        {
+            "num_machines": 2,
+            "main_process_port": 0,
+            "main_process_ip": "10.0.0.1",
+            "deepspeed_config": {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"},
+        },
+        "DS130",
+        "$.main_process_port",
+    ),
+    (
+        {
+            "num_machines": 2,
+            "main_process_port": 29500,
+            "deepspeed_config": {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"},
+        },
+        "DS130",
+        "$.main_process_ip",
+    ),
+    (fsdp({}, fsdp_forward_prefetch=True), "DS131", "$.fsdp_config.fsdp_forward_prefetch"),
+    ({"deepspeed_config": {"zero_stage": 2, "zero3_init_flag": True}}, "DS132", "$.deepspeed_config.zero3_init_flag"),
+    ({"deepspeed_config": {"zero_stage": 3}}, "DS045", "$.deepspeed_config.zero3_save_16bit_model"),
+    ({"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 0}}, "DS302", "$.deepspeed_config.gradient_clipping"),
+)
+YAML_RIGHT: tuple[dict[str, Any], ...] = (
+    fsdp({f"{PC}dp_shard_size": 8}),
+    fsdp({f"{PC}dp_shard_size": 2, f"{PC}tp_size": 4}),
+    {"distributed_type": "MULTI_GPU", "deepspeed_config": {}},
+    {"distributed_type": "MULTI_GPU", "deepspeed_config": None, "fsdp_config": {}},
+    {
+        "parallelism_config": {
+            f"{PC}sp_size": 4,
+            f"{PC}dp_replicate_size": 2,
+            f"{PC}sp_seq_length": 8192,
+            f"{PC}sp_attn_implementation": "kernels-community/flash-attn2",
+        }
+    },
+    {
+        "num_machines": 2,
+        "main_process_port": 29500,
+        "main_process_ip": "10.0.0.1",
+        "deepspeed_config": {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"},
+    },
+    {"deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True}},
+    {"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 1.0}},
 )
 
 
@@ -198,10 +290,16 @@ def test_accelerate_rule(change: dict[str, Any], rule: str, path: str) -> None:
     assert (rule, path) in {(problem.rule, problem.path) for problem in found("acc.yaml", YAML, change)}
 
 
+@pytest.mark.parametrize("change", YAML_RIGHT)
+def test_accelerate_files_in_order_have_no_findings(change: dict[str, Any]) -> None:
+    assert found("acc.yaml", YAML, change) == []
+
+
 def test_every_rule_has_a_case() -> None:
     tested = {rule for _, rule, _ in (*CASES, *YAML_CASES)}
-    elsewhere = {"DS001", "DS002", "DS003", "DS051", "DS060", "DS121", "DS201", "DS202", "DS203", "DS204"}
-    assert tested | elsewhere == set(RULES)
+    elsewhere = {"DS001", "DS002", "DS003", "DS004", "DS051", "DS060", "DS121", "DS201", "DS202", "DS203", "DS204"}
+    several_files = {rule for rule in RULES if rule >= "DS300"} | {"DS068", "DS069", "DS070", "DS071", "DS072"}
+    assert tested | elsewhere | several_files == set(RULES)  # those are in test_across_rules and test_argument_rules
 
 
 def test_a_missing_clipping_value_is_mentioned() -> None:
