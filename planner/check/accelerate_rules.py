@@ -20,6 +20,7 @@ OWNED_BY_THE_FILE = (
     *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
 )
 HERE = "$.deepspeed_config"
+STARTED = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
 
 
 def accelerate_problems(config: Any) -> list[Problem]:
@@ -65,9 +66,12 @@ def pair_problems(accelerate: Mapping[str, Any], deepspeed: Mapping[str, Any], d
 def _false_for_no(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key in ("mixed_precision", "distributed_type"):
         if config.get(key) is False:
-            bites = "config" if key == "mixed_precision" else "silently"
             message, fix = "an unquoted `no` is false in YAML", "write 'no' in quotes"
-            yield finding("DS112", f"$.{key}", message, fix=fix, bites=bites)
+            if key == "mixed_precision":
+                yield finding("DS112", f"$.{key}", message, fix=fix)
+            else:
+                severity = Severity.ERROR if any(section(config, name) for name in STARTED) else Severity.WARNING
+                yield finding("DS112", f"$.{key}", message, fix=fix, severity=severity, bites="silently")
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:

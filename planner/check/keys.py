@@ -8,6 +8,7 @@ ignored without a word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 from planner.check.rules import finding
@@ -31,6 +32,9 @@ REMOVED_IN["$.zero_optimization"] = {"mics_shard_size", "mics_hierarchical_param
 
 # Large sections that few files have: that a stray key also exists there says nothing about what was meant.
 RARE_SECTIONS = ("$.autotuning", "$.data_efficiency", "$.expert_parallel")
+A_SLIP = 0.8
+"""From this likeness a stray key is taken for a misspelt one; what public files call their own lies below."""
+LONG_ENOUGH = 6
 RENAMED = {
     ("$.aio", "thread_count"): "`intra_op_parallelism`",
     ("$", "load_universal_checkpoint"): "`checkpoint.load_universal`",
@@ -60,9 +64,15 @@ def unknown_key(
         hint = f"did you mean `{near[0]}`?" if near else "take it out"
     if section.get("x-unknown-keys") == "refused":
         return finding("DS010", place, f"`{path.removeprefix('$.')}` has no key `{key}`", fix=hint)
-    likely_mistake = bool(near or homes or replacement)
+    likely_mistake = bool(homes or replacement) or any(_is_almost(key, other) for other in near)
     message = f"no program reads `{key}` here, so it has no effect"
     return finding("DS011", place, message, fix=hint, severity=Severity.ERROR if likely_mistake else Severity.WARNING)
+
+
+def _is_almost(key: str, known: str) -> bool:
+    """Whether it is the known key with a slip or its beginning; less likeness is worth a hint, not an error."""
+    shortened = len(key) >= LONG_ENOUGH and known.startswith(key)
+    return shortened or SequenceMatcher(None, key.casefold(), known.casefold()).ratio() >= A_SLIP
 
 
 def sections_with(schema: Mapping[str, Any], key: str) -> list[str]:

@@ -153,7 +153,7 @@ def unused_section(config: Mapping[str, Any]) -> Iterator[Problem]:
             if settings:
                 message = f"`distributed_type` is `{kind}`, so nothing reads this section"
                 fix = f"write `distributed_type: {wanted}`, or leave the section out"
-                severity = Severity.WARNING if in_use else None
+                severity = Severity.WARNING if in_use or kind == "NO" else None  # NO is asked for, not slipped into
                 yield finding("DS127", f"$.{name}", message, fix=fix, severity=severity)
 
 

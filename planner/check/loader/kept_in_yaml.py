@@ -15,6 +15,7 @@ from planner.check.loader.lax import TRUE_WORDS
 from planner.check.loader.typed import parses
 from planner.records.problem import Severity
 
+SECTIONS = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
 COUNTS = ("$.num_processes", "$.num_machines", "$.main_process_port")
 
 
@@ -22,6 +23,8 @@ def outcome_in_yaml(config: Mapping[str, Any], path: str, value: Any) -> Outcome
     """What accelerate makes of a value that does not suit the schema."""
     machines = config.get("num_machines", 1)
     several = isinstance(machines, (int, float)) and machines > 1
+    if path == "$.distributed_type" and value is False and not any(config.get(name) for name in SECTIONS):
+        return _warning("; it starts the script plainly, as 'NO' does")
     if path == "$.distributed_type":
         return _error("silently", "; accelerate then starts the script plainly, without DeepSpeed or FSDP")
     if path.endswith(".zero3_save_16bit_model") and str(value).lower() != "true":
