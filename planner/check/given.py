@@ -31,6 +31,7 @@ LAUNCHERS = (
     *("pdsh", "openmpi", "mpich", "mvapich", "sagemaker"),
 )
 BARE_COUNT = re.compile(r"\s*(\d{1,6})\s*(?:gpus?|cards?|ranks?)?\s*", re.IGNORECASE)
+MOST_IN_A_NODE = 16
 BARE_NODES = re.compile(r"\s*(\d{1,6})\s*[x*×]\s*(\d{1,6})\s*", re.IGNORECASE)
 COUNT_AND_NAME = re.compile(r"\s*(\d{1,6})\s*[x*×]\s*(?:(\d{1,6})\s*[x*×]\s*)?(\S.*?)\s*", re.IGNORECASE)
 NAME_AND_COUNT = re.compile(r"\s*(\S.*?)\s*[x*×]\s*(\d{1,6})\s*", re.IGNORECASE)
@@ -102,6 +103,8 @@ def _launcher(launcher: Any) -> str | None:
 def _machine(text: str) -> tuple[int | None, str | None, Cluster | None]:
     """Ranks, name of the card, cluster: `8` gives the first only, a card that no table holds the first two."""
     bare = BARE_COUNT.fullmatch(text) or BARE_NODES.fullmatch(text)
+    if bare is not None and len(bare.groups()) > 1 and int(bare[2]) > MOST_IN_A_NODE:
+        bare = None  # `1x4090` is a card
     if bare is not None:
         ranks = 1
         for count in bare.groups():

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.check.context import Context
+from planner.check.deepspeed_rules import section
 from planner.check.rules import finding
 from planner.check.run_facts import (
     argument,
@@ -38,13 +39,21 @@ from planner.spec.ds_config import Pinned, pinned_by
 from planner.units import GIB, gib_text
 
 USUAL_SEQ_LEN = 2048
+OPTIMIZERS_OF_THE_TRAINER = {
+    "8bit": Optimizer.ADAMW_8BIT,
+    "adafactor": Optimizer.ADAFACTOR,
+    "lion": Optimizer.LION,
+    "muon": Optimizer.MUON,
+    "sgd": Optimizer.SGD,
+}
+"""Parts of the words that `optim` takes. Source: transformers 5.24, training_args.py OptimizerNames."""
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 
 def memory_is_enough(together: Together, context: Context) -> Iterator[Problem]:
     """One candidate, the one of the files, against the card and the node."""
     model, cluster, stage = context.model, context.cluster, zero_stage(together)
-    if model is None or cluster is None or stage is None:
+    if model is None or cluster is None or stage is None or _trains_adapters(together):
         return
     try:
         pinned = pinned_by(_document(together), world_size=cluster.world_size, hidden=model.hidden)
@@ -69,6 +78,25 @@ def memory_is_enough(together: Together, context: Context) -> Iterator[Problem]:
         )
         fix = "more nodes or memory, or no offload"
         yield finding("DS415", device.path, message, fix=fix, file=device.file)
+
+
+def _trains_adapters(together: Together) -> bool:
+    """Whether an argument of the run speaks of adapters."""
+    given = dict(together.training.fields) if together.training is not None else {}
+    if together.launch is not None:
+        given |= section(together.launch.fields, "script_flags")
+    return any(("lora" in str(name).lower() or "peft" in str(name).lower()) and given[name] for name in given)
+
+
+def _optimizer(together: Together, pinned: Pinned) -> Optimizer:
+    """As the file says, else as the Trainer's `optim` says."""
+    if "optimizer" in pinned.fields:
+        return Optimizer(pinned.fields["optimizer"])
+    words = str(argument(together, "optim", "")).lower()
+    for part, optimizer in OPTIMIZERS_OF_THE_TRAINER.items():
+        if part in words:
+            return optimizer
+    return Optimizer.ADAMW
 
 
 def _document(together: Together) -> Mapping[str, Any]:
@@ -106,7 +134,7 @@ def _asked(
         attention=Attention.SDPA,
         loss=Loss.STANDARD,
         tokens=None,
-        optimizer=Optimizer(fields.get("optimizer", Optimizer.ADAMW.value)),
+        optimizer=_optimizer(together, pinned),
     )
     candidate = Candidate(
         zero=ZeroStage(fields["zero"]),

@@ -166,13 +166,12 @@ def experts_are_leaves(together: Together, context: Context) -> Iterator[Problem
 
 def half_precision_of_the_family(together: Together, context: Context) -> Iterator[Problem]:
     half, source = half_precision(together), bf16_source(context)
-    if half is None or half.value != "fp16" or source is None:
-        return
-    instead = "use bf16" if has_bf16(context) is not False else "use fp32, or a card with bf16"
+    if half is None or half.value != "fp16" or source is None or has_bf16(context) is False:
+        return  # a card without bf16 leaves no better choice but fp32
     message = (
         f"the weights of `{type_of(context)}` models come from bf16 ({source}): fp16 overflows, the loss scale falls"
     )
-    yield finding("DS412", half.path, message, fix=instead, file=half.file)
+    yield finding("DS412", half.path, message, fix="use bf16", file=half.file)
 
 
 def swap_buffers_hold_a_parameter(together: Together, context: Context) -> Iterator[Problem]:
