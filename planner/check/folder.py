@@ -18,7 +18,8 @@ from planner.check.together import Kind, Together
 from planner.errors import CheckFailed
 from planner.records.problem import Problem, Severity
 
-PLAN_FILES = ("ds_config.json", "accelerate.yaml", "launch.sh", "plan.json")
+LAUNCH = "launch.sh"
+PLAN_FILES = ("ds_config.json", "accelerate.yaml", LAUNCH, "plan.json")
 KINDS = {
     "ds_config.json": Kind.DEEPSPEED,
     "accelerate.yaml": Kind.ACCELERATE,
@@ -30,12 +31,21 @@ KINDS = {
 
 def check_files(files: Mapping[str, str]) -> list[Problem]:
     """Everything wrong with a plan folder: each file by itself, then across files; missing files too."""
+    return plan_findings(looked_in(files))
+
+
+def looked_in(files: Mapping[str, str]) -> dict[str, Looked]:
+    """The files of a plan folder, read, by name."""
+    return {name: look_at(name, text, KINDS.get(name)) for name, text in files.items() if name in (*KINDS, LAUNCH)}
+
+
+def plan_findings(looked: Mapping[str, Looked]) -> list[Problem]:
+    """What `check_files` says, of files that were read before."""
     problems = [
         finding("DS204", "$", f"`{name}` is missing", fix="plan again", file=name)
         for name in PLAN_FILES
-        if name not in files
+        if name not in looked
     ]
-    looked = {name: look_at(name, text, KINDS[name]) for name, text in files.items() if name in KINDS}
     problems += [problem for one in looked.values() for problem in one.problems]
     documents = {name: one.files[0].document if one.files else None for name, one in looked.items()}
     plan, deepspeed, accelerate = (documents.get(name) for name in ("plan.json", "ds_config.json", "accelerate.yaml"))
@@ -49,7 +59,7 @@ def check_files(files: Mapping[str, str]) -> list[Problem]:
             training if isinstance(training, Mapping) else None,
         )
     if isinstance(accelerate, Mapping):
-        across += named_file_problems(accelerate, files, documents)
+        across += named_file_problems(accelerate, looked, documents)
     return problems + [_placed(problem, looked) for problem in across]
 
 

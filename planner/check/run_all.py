@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planner.check.across import across_problems, reader_of, settled
 from planner.check.context import Context, Reader
-from planner.check.folder import check_files, pair_findings
+from planner.check.folder import looked_in, pair_findings, plan_findings
 from planner.check.given import READERS
 from planner.check.group import Named, candidates, named_files, resolve, runs
 from planner.check.inputs import Given, GivenPlan, given, read
@@ -30,20 +30,27 @@ STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFolder:
+    """A folder that dsplan wrote: its files, and what its own rules say."""
+
+    looked: tuple[Looked, ...]
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
     """Everything that the paths mean, read."""
 
     loose: tuple[Looked, ...]
-    plans: tuple[GivenPlan, ...]
+    plans: tuple[PlanFolder, ...]
     unreadable: tuple[Problem, ...]  # files that are no UTF-8 text
 
     @property
     def kinds(self) -> dict[str, str]:
         """Each file and what it is."""
         kinds = {problem.file: Kind.TEXT.value for problem in self.unreadable}
-        for plan in self.plans:
-            kinds |= {one.name: one.kind.value for one in _looked_in(plan)}
-        return kinds | {one.name: one.kind.value for one in self.loose}
+        looked = (*(one for plan in self.plans for one in plan.looked), *self.loose)
+        return kinds | {one.name: one.kind.value for one in looked}
 
     def with_files(self, loose: Sequence[Looked]) -> Collected:
         """The same with other files."""
@@ -55,11 +62,11 @@ def collect(paths: Sequence[str | PathLike[str]]) -> Collected:
     if not paths:
         raise PlannerError("no file to check", hint="name a DeepSpeed JSON, an Accelerate YAML or a plan folder")
     loose: list[Looked] = []
-    plans: list[GivenPlan] = []
+    plans: list[PlanFolder] = []
     unreadable: list[Problem] = []
     for one in given(tuple(paths)):
         if isinstance(one, GivenPlan):
-            plans.append(one)
+            plans.append(_plan_folder(one))
         elif one.problem is not None:
             unreadable.append(one.problem)
         else:
@@ -79,18 +86,19 @@ def findings_of(collected: Collected, context: Context) -> list[Problem]:
     return _in_order(settled(findings, context), list(collected.kinds))
 
 
-def _plan(plan: GivenPlan, context: Context) -> list[Problem]:
+def _plan_folder(plan: GivenPlan) -> PlanFolder:
+    looked = looked_in(plan.files)
+    problems = [replace(problem, file=os.path.join(plan.folder, problem.file)) for problem in plan_findings(looked)]
+    full = (one.renamed(os.path.join(plan.folder, name)) for name, one in looked.items())
+    return PlanFolder(looked=tuple(full), problems=tuple(problems))
+
+
+def _plan(plan: PlanFolder, context: Context) -> list[Problem]:
     """A folder that dsplan wrote: its own rules, and those of any run."""
-    found = [replace(problem, file=os.path.join(plan.folder, problem.file)) for problem in check_files(plan.files)]
-    looked = _looked_in(plan)
     if context.reader is None:
-        context = replace(context, reader=_reader_in(looked))
-    across = [one for one in _across(looked, context) if one.rule not in ESTIMATED]  # plan.json judges memory itself
-    return found + across
-
-
-def _looked_in(plan: GivenPlan) -> list[Looked]:
-    return [look_at(os.path.join(plan.folder, name), text) for name, text in plan.files.items()]
+        context = replace(context, reader=_reader_in(plan.looked))
+    across = [one for one in _across(plan.looked, context) if one.rule not in ESTIMATED]  # plan.json judges memory
+    return [*plan.problems, *across]
 
 
 def _reader_in(plan: Sequence[Looked]) -> Reader | None:

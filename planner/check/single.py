@@ -7,7 +7,7 @@ script or a file of a plan, and which rules that need no other file does it brea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.check import arguments
@@ -57,6 +57,12 @@ class Looked:
     files: tuple[File, ...]  # empty where nobody can read it
     roots: tuple[Node | None, ...]
     problems: tuple[Problem, ...]  # with lines
+
+    def renamed(self, name: str) -> Looked:
+        """The same file under another name."""
+        files = tuple(replace(file, name=name) for file in self.files)
+        problems = tuple(replace(problem, file=name) for problem in self.problems)
+        return replace(self, name=name, files=files, problems=problems)
 
     def located(self, problems: list[Problem]) -> list[Problem]:
         """Problems of this file with line and column."""
