@@ -18,10 +18,10 @@ from planner.errors import PlannerError
 from planner.records.candidate import Candidate, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
-from planner.records.model import ModelShape
+from planner.records.model import ModelShape, Norm
 from planner.records.request import Stack
 from planner.spec.cluster import parse_cluster
-from planner.speed.constants import SpeedConstants
+from planner.speed.constants import SpeedConstants, StackProfile
 from planner.speed.estimate import time_estimate
 from planner.units import GIB
 
@@ -76,6 +76,11 @@ two. Source: data sheet of the drive, 1 TB."""
 GPTQ_TRAFFIC_BYTES = 22.0
 """Per weight and pass: AutoGPTQ unpacks with a dozen torch operations. Source: fitted on 24 rows of Qwen's README, one
 value for 1.8, 7, 14 and 72 B parameters."""
+
+AUTOCAST_SCORES = (18.5, 18.5)
+"""Times that scores cross memory under torch.autocast, in 16-bit values: scaled and masked (2 + 2), cast (3), softmax
+(4) and dropout (4.5) in fp32, cast back (3); backward the same. Source: torch.amp, "CUDA Ops that can autocast to
+float32"."""
 
 FOREACH_TRAFFIC_BYTES = 45.0
 """Of torch's multi-tensor AdamW, per parameter. Source: fitted on llm-foundry, see `speed.toml`."""
@@ -213,6 +218,8 @@ def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
         engine = replace(engine, unpacking_bytes=GPTQ_TRAFFIC_BYTES)
     if run.layers in (Layers.MEGATRON, Layers.SCALING):
         engine = replace(engine, all_reduce_per_column_linear=False, optimizer_conversion_bytes=0.0)
+    if run.storage is Storage.AUTOCAST and run.engine is Engine.TORCH and run.layers is Layers.TRANSFORMERS:
+        constants = replace(constants, stacks=tuple(_autocast(*row, run) for row in constants.stacks))
     if run.engine is not Engine.DEEPSPEED:
         kept = run.candidate.zero is ZeroStage.GRADIENTS and run.engine is Engine.FSDP
         engine = replace(
@@ -229,3 +236,10 @@ def engine_constants(run: Run, constants: SpeedConstants) -> SpeedConstants:
         if run.engine in (Engine.FSDP, Engine.TORCH):
             engine = replace(engine, optimizer_traffic_bytes=FOREACH_TRAFFIC_BYTES)
     return replace(constants, engine=engine)
+
+
+def _autocast(stack: Stack, profile: StackProfile, run: Run) -> tuple[Stack, StackProfile]:
+    """A stack under torch.autocast: LayerNorms write fp32, sums and dropouts of the residual stream stay in it."""
+    if stack is not Stack.EAGER or run.shape.norm is not Norm.LAYER:
+        return stack, profile
+    return stack, replace(profile, hbm_share=profile.hbm_share / 2, score_values=AUTOCAST_SCORES)

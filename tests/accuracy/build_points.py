@@ -97,10 +97,11 @@ def _automodel(row: Row) -> Row:
 
 
 def _jean_zay(row: Row) -> Row:
-    """BigScience's experiments/bandwidth/README.md: all-reduce of 4 GB among 16 nodes of the same machine, 55 Gbit/s
-    with the factor of 2 for both ways. n16_32gb_all_reduce_bench.txt: torch.distributed.launch sets OMP_NUM_THREADS to
-    1, and the scripts of these runs, experiments/gpt2-*/*.slurm, start so."""
-    return {**row, "network_gb_per_s": 55 / 8, "cpu_threads": 1}
+    """BigScience's experiments/bandwidth/README.md: all-reduce of 4 GB among 16 nodes of the same machine, 44 to 57
+    Gbit/s when it runs longer, with the factor of 2 for both ways. n16_32gb_all_reduce_bench.txt:
+    torch.distributed.launch sets OMP_NUM_THREADS to 1, and the scripts of these runs, experiments/gpt2-*/*.slurm, start
+    so."""
+    return {**row, "network_gb_per_s": (44 + 57) / 2 / 8, "cpu_threads": 1}
 
 
 def _easycontext(row: Row) -> Row:
