@@ -130,7 +130,7 @@ def _words(root: Node, text: str) -> Iterator[Problem]:
             continue
         word = node.value.rstrip(", ")
         edits: tuple[Edit, ...] = ()
-        fix = "write the value in quotes"
+        fix = "write a value; a text needs quotes"
         if word in PYTHON_WORDS:
             edits = (Edit(kind=EditKind.SET, path=path, value=PYTHON_WORDS[word]),)
             fix = f"write {json.dumps(PYTHON_WORDS[word])}"
