@@ -1,18 +1,16 @@
-"""The DeepSpeed schema says what the installed DeepSpeed says: keys, types, ranges and defaults, one by one."""
+"""The DeepSpeed schema has the keys that DeepSpeed looks up in plain dicts, with the defaults that it takes."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import pytest
+from deepspeed_settings import model_fields, named, paths_of_sections, sections
+from schema_cases import ROOT
 
 from planner import toml
 from planner.check.schema import load_schema
@@ -20,34 +18,6 @@ from planner.check.violations import violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.deepspeed]
 
-ORACLES = Path(__file__).parents[1] / "oracles"
-MODELS = {
-    "zero_optimization": "deepspeed.runtime.zero.config.DeepSpeedZeroConfig",
-    "leaf_module": "deepspeed.runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig",
-    "offload_optimizer": "deepspeed.runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig",
-    "offload_param": "deepspeed.runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig",
-    "zenflow": "deepspeed.runtime.zenflow.zenflow_config.ZenFlowConfig",
-    "tensor_parallel": "deepspeed.runtime.tensor_parallel.config.TPTrainingConfig",
-    "tp": "deepspeed.runtime.tensor_parallel.config.TPConfig",
-    "fp16": "deepspeed.runtime.precision_config.DeepSpeedFP16Config",
-    "bf16": "deepspeed.runtime.precision_config.DeepSpeedBF16Config",
-    "bfloat16": "deepspeed.runtime.precision_config.DeepSpeedBF16Config",
-    "comet": "deepspeed.monitor.config.CometConfig",
-    "csv_monitor": "deepspeed.monitor.config.CSVConfig",
-    "tensorboard": "deepspeed.monitor.config.TensorBoardConfig",
-    "wandb": "deepspeed.monitor.config.WandbConfig",
-    "comms_logger": "deepspeed.comm.config.CommsLoggerConfig",
-    "compile": "deepspeed.compile.config.CompileConfig",
-    "hybrid_engine": "deepspeed.runtime.config.HybridEngineConfig",
-    "throughput_timer": "deepspeed.utils.config.DeepSpeedThroughputTimerConfig",
-    "weight_quantization": "deepspeed.inference.config.WeightQuantConfig",
-}
-NOT_JSON = {("tensor_parallel", "dtype")}  # a torch.dtype object: no JSON value is ever accepted
-AN_OBJECT_OF_THE_SCRIPT = {("tp", "mpu"), ("tp", "tp_group")}
-BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-# Ranges that validators of the models hold and no field declares.
-VALIDATED = {("fp16", "loss_scale"): {"minimum": 0}, ("zenflow", "update_interval"): {"minimum": 1}}
-BETWEEN_KEYS = [("zero_optimization", "compute_grad_norm", False)]  # refused without a stage that computes one
 # Constants NAME and NAME_DEFAULT by section: module and how the names begin.
 CONSTANTS = (
     ("flops_profiler", "deepspeed.profiling.constants", "FLOPS_PROFILER_"),
@@ -84,124 +54,16 @@ OTHER_SECTION = {
     "BFLOAT16_IMMEDIATE_GRAD_UPDATE": None,  # stale: true here, and false in the model that is read
     "DYNAMIC_BATCHING_MAX_BATCH_SIZE": None,  # left out it is None, but a null in the file raises
 }
-
-
-def named(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def sections() -> dict[str, Any]:
-    schema = load_schema("deepspeed")
-    return {"document": schema, **schema["$defs"]}
-
-
-def model_fields() -> Iterator[tuple[str, str, Any]]:
-    """Section, name and field of every typed setting."""
-    for section, path in MODELS.items():
-        for name, field in named(path).model_fields.items():
-            if (section, name) not in NOT_JSON:
-                yield section, name, field
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
-
-
-def test_every_typed_field_has_its_names_default_and_range() -> None:
-    pytest.importorskip("deepspeed")
-    known, compared, bounds, wrong = sections(), 0, 0, []
-    for section, name, field in model_fields():
-        for key in filter(None, (name, field.alias)):
-            schema = known[section]["properties"].get(key)
-            if schema is None:
-                wrong.append((section, key, "missing"))
-                continue
-            parts = [schema, *schema.get("anyOf", ())]
-            if not any("$ref" in part for part in parts) and (section, name) not in AN_OBJECT_OF_THE_SCRIPT:
-                default = plain(field.get_default(call_default_factory=True))
-                if schema.get("default", "none") != default:
-                    wrong.append((section, key, "default", default, schema.get("default")))
-            declared = {
-                word: getattr(c, own) for c in field.metadata for own, word in BOUNDS.items() if hasattr(c, own)
-            }
-            declared |= VALIDATED.get((section, name), {})
-            found = {word: part[word] for part in parts for word in BOUNDS.values() if word in part}
-            if declared != found:
-                wrong.append((section, key, "range", declared, found))
-            bounds += bool(declared)
-        compared += 1
-    assert wrong == []
-    assert (compared, bounds) == (162, 26)
-
-
-def test_typed_sections_have_no_other_keys() -> None:
-    pytest.importorskip("deepspeed")
-    known = sections()
-    for section, path in MODELS.items():
-        names = {n for key, f in named(path).model_fields.items() for n in (key, f.alias) if n}
-        assert set(known[section]["properties"]) == names - {name for s, name in NOT_JSON if s == section}, section
-        assert known[section]["x-unknown-keys"] == "refused"
-    plain_ones = {name for name, section in known.items() if section.get("x-unknown-keys") == "ignored"}
-    assert not plain_ones & set(MODELS)
-    assert len(plain_ones) == 23
-
-
-def edge_values(schema: dict[str, Any]) -> Iterator[Any]:
-    """Values at and beside the limits of what the schema allows, none that pydantic would convert."""
-    options = schema.get("anyOf", (schema,))
-    for option in options:
-        for word in BOUNDS.values():
-            if word in option:
-                yield from (option[word] - 1, option[word], option[word] + 1)
-        yield from (member for member in option.get("enum", ()) if member is not None)
-        if "enum" in option or "const" in option:
-            yield from ("made up", "CPU", 17)
-        kinds = option.get("type", ())
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        yield from {
-            "boolean": (True, False, "perhaps", 2),
-            "integer": (0, 3, -1, 1.5, 5e8),
-            "number": (0.5, 0, -1, 1.1),
-        }.get(kinds[0] if kinds else "", ())
-        yield from {"string": ("text", {}), "array": ([], ["a"], {}, 3), "object": ({}, [1], 3)}.get(
-            kinds[0] if kinds else "", ()
-        )
-    yield from (None, [["nested"]])
-
-
-def test_values_are_accepted_exactly_where_the_models_accept_them() -> None:
-    """Each field of each model with values at its limits, by running the model."""
-    pytest.importorskip("deepspeed")
-    known, wrong, compared, refused = sections(), [], 0, 0
-    definitions = load_schema("deepspeed")["$defs"]
-    for section, name, field in model_fields():
-        schema = known[section]["properties"][field.alias or name]
-        if any("$ref" in part for part in (schema, *schema.get("anyOf", ()))):
-            continue
-        for value in edge_values(schema):
-            if value == "auto" or (section, name) in AN_OBJECT_OF_THE_SCRIPT or (section, name, value) in BETWEEN_KEYS:
-                continue
-            try:
-                named(MODELS[section])(**{name: value})
-                accepted = True
-            except (ValueError, AssertionError, TypeError):
-                accepted = False
-            part = {**known[section], "$defs": definitions}
-            if (not list(violations(part, {name: value}))) is not accepted:
-                wrong.append((section, name, value, accepted))
-            compared += 1
-            refused += not accepted
-    assert wrong == []
-    assert (compared, refused) == (1044, 628)
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")  # null: to be derived
+REMOVED = {
+    *("nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue"),
+    *("sparse_attention", "elasticity", "graph_harvesting", "curriculum_learning", "progressive_layer_drop"),
+}
 
 
 def test_plain_sections_have_the_keys_that_deepspeed_looks_up() -> None:
     """A dict that notes what is looked up in it, given to DeepSpeedConfig, sees every key and its default."""
     pytest.importorskip("deepspeed")
-    sys.path.insert(0, str(ORACLES))
     from installed_fields import ABSENT, recorded_reads
 
     known, compared = sections(), 0
@@ -222,14 +84,13 @@ def test_plain_sections_have_the_keys_that_deepspeed_looks_up() -> None:
 def test_no_setting_is_left_to_the_table_alone() -> None:
     """Each key is a typed field, or DeepSpeedConfig looks it up, or the file that the table names mentions it."""
     pytest.importorskip("deepspeed")
-    sys.path.insert(0, str(ORACLES))
     from installed_fields import recorded_reads
 
     paths = dict(paths_of_sections())
     looked_up = {(paths[path], key) for path, keys in recorded_reads().items() for key in keys}
     typed = {(section, key) for section, name, field in model_fields() for key in (name, field.alias) if key}
     every = {(name, key) for name, section in sections().items() for key in section.get("properties", ())}
-    table = toml.loads((ORACLES / "schema_tables" / "deepspeed.toml").read_text(encoding="utf-8"))
+    table = toml.loads((ROOT / "tests" / "oracles" / "schema_tables" / "deepspeed.toml").read_text(encoding="utf-8"))
     constants = vars(importlib.import_module("deepspeed.runtime.data_pipeline.constants"))
     found = 0
     for section, key in every - typed - looked_up:
@@ -245,28 +106,6 @@ def test_no_setting_is_left_to_the_table_alone() -> None:
         found += 1
     assert found == 33
     assert len(every & (typed | looked_up)) == 349
-
-
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")  # null: to be derived
-REMOVED = {
-    *("nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue"),
-    *("sparse_attention", "elasticity", "graph_harvesting", "curriculum_learning", "progressive_layer_drop"),
-}
-
-
-def paths_of_sections() -> Iterator[tuple[str, str]]:
-    """`$.a.b` of each section and its name in the schema."""
-    known = sections()
-
-    def walk(name: str, path: str) -> Iterator[tuple[str, str]]:
-        yield path, name
-        for key, schema in known[name]["properties"].items():
-            for part in (schema, *schema.get("anyOf", ())):
-                inner = part.get("$ref", "").removeprefix("#/$defs/")
-                if "properties" in known.get(inner, {}):
-                    yield from walk(inner, f"{path}.{key}")
-
-    yield from walk("document", "$")
 
 
 def test_removed_keys_are_those_that_deepspeed_names() -> None:
@@ -394,3 +233,13 @@ def test_auto_is_allowed_where_something_replaces_it() -> None:
     }
     assert allowed - own_values - without_prefix - {gather} == filled - open_to_all
     assert len(filled) == 17
+
+
+def test_float_types_are_those_that_deepspeed_reads() -> None:
+    pytest.importorskip("deepspeed")
+    enum = named("deepspeed.runtime.config.DtypeEnum")
+    floats = [word for kind in (enum.fp16, enum.bf16, enum.fp32) for word in kind._all_values if isinstance(word, str)]
+    known = sections()
+    assert set(known["dtype"]["enum"]) - {None} == set(floats)
+    assert set(known["torch_autocast"]["properties"]["dtype"]["enum"]) == set(floats) - set(enum.fp32._all_values)
+    assert len(floats) == 11
