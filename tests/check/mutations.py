@@ -389,6 +389,13 @@ YAML_ODD: tuple[Any, ...] = (
     *("fp8", "int8", "pdsh", "standard", "slurm", "gpu", "CPU", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", "NO_WRAP"),
     *("HYBRID_SHARD", "full_shard", "BACKWARD_POST", "INDUCTOR", "inductor", "0,1", "10.0.0.1"),
 )
+PLAN: dict[str, Any] = {
+    "dsplan_version": "0.1",
+    "schema": 1,
+    "request": {"model": {"name": "7b"}, "cluster": {"nodes": 1, "gpus_per_node": 8}, "integration": "trainer"},
+    "plans": [{"candidate": {"zero": 3, "tp": 1}, "memory": {}, "time": {}}],
+    "rejected": [],
+}
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, 4, 5, -1, 8, 1.0, 2.0, 0.5, 1.5, -0.5, 1e-5, 5e8, 1e30, 10**30, -(10**12)),
     *(math.nan, math.inf, -math.inf, "", " ", "auto", "Auto", "true", "True", "false", "no", "on", "off", "y", "0"),
