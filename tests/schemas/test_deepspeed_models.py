@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -53,6 +54,27 @@ def test_every_typed_field_has_its_names_default_and_range() -> None:
         compared += 1
     assert wrong == []
     assert (compared, bounds) == (162, 26)
+
+
+def test_every_field_of_every_model_is_accounted_for() -> None:
+    """All 303: a section's, a name of a monitor at top level, or of `init_inference`, which reads no ds_config.json."""
+    pytest.importorskip("deepspeed")
+    importlib.import_module("deepspeed.inference.v2.engine_v2")
+    base = named("deepspeed.runtime.config_utils.DeepSpeedConfigModel")
+    counts = {f"{model.__module__}.{model.__name__}": len(model.model_fields) for model in subclasses(base)}
+    typed = {name: counts.pop(name) for name in set(MODELS.values())}
+    monitors = named("deepspeed.monitor.config.DeepSpeedMonitorConfig").model_fields
+    assert set(monitors) <= set(sections()["document"]["properties"])
+    assert counts.pop("deepspeed.monitor.config.DeepSpeedMonitorConfig") == len(monitors) == 4
+    assert all(name.startswith("deepspeed.inference.") for name in counts), counts
+    assert (sum(typed.values()), len(monitors), sum(counts.values())) == (158, 4, 141)
+    assert 158 + 4 + 141 == 303
+
+
+def subclasses(kind: type) -> Iterator[Any]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from subclasses(inner)
 
 
 def test_typed_sections_have_no_other_keys() -> None:
