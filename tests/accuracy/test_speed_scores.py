@@ -121,12 +121,15 @@ def test_ranking_of_measured_jobs() -> None:
 @pytest.mark.parametrize(
     ("source", "count", "median", "ninth_decile"),
     [
-        ("mosaicml", 87, 0.045, 0.11),  # FSDP on 8 to 512 GPUs
+        ("mosaicml", 87, 0.045, 0.10),  # FSDP on 8 to 512 GPUs
         ("vtrain-single", 270, 0.065, 0.17),  # Megatron, one node
-        ("ds-azure-a100", 54, 0.12, 0.26),  # DeepSpeed ZeRO-3 with offload on 128 to 1,024 GPUs, never fitted
-        ("stas-z3-offload", 12, 0.13, 0.17),  # DeepSpeed ZeRO-3 with CPU optimizer, 8k to 256k tokens
-        ("torchtune", 12, 0.08, 0.21),  # eager, compiled, LoRA and QLoRA on one GPU
-        ("hfblog-ds-fsdp", 2, 0.06, 0.07),  # Trainer, ZeRO-3 and FSDP
+        ("ds-azure-a100", 54, 0.08, 0.24),  # DeepSpeed ZeRO-3 with offload on 128 to 1,024 GPUs, never fitted
+        ("stas-z3-offload", 12, 0.05, 0.15),  # DeepSpeed ZeRO-3 with CPU optimizer, 8k to 256k tokens
+        ("bigscience-logs", 5, 0.03, 0.30),  # ZeRO-3 on V100, the network and the host's threads as the source has them
+        ("qwen1", 81, 0.08, 0.21),  # LoRA, GPTQ, ZeRO-3, 256 to 8,192 tokens
+        ("automodel", 7, 0.04, 0.14),  # LoRA with FSDP2, and context parallelism, never fitted
+        ("torchtune", 12, 0.04, 0.19),  # eager, compiled, LoRA and QLoRA on one GPU
+        ("hfblog-ds-fsdp", 2, 0.03, 0.04),  # Trainer, ZeRO-3 and FSDP
     ],
 )
 def test_speed_of_the_kinds_of_run_that_plans_are_made_of(
@@ -145,10 +148,17 @@ def test_most_sources_are_nearer_than_a_constant_share_of_the_peak() -> None:
     medians = [{source: error_figures(found).median for source, found in e.items()} for e in (ours, constant, half)]
     better = [source for source in medians[0] if medians[0][source] <= medians[1][source]]
     assert len(medians[0]) >= 24
-    assert statistics.median(medians[0].values()) <= 0.14
+    assert statistics.median(medians[0].values()) <= 0.08
+    assert statistics.fmean(medians[0].values()) <= min(0.24, statistics.fmean(medians[1].values()))
     assert statistics.median(medians[1].values()) >= 0.15
     assert statistics.median(medians[2].values()) >= 0.3
     assert len(better) >= len(medians[0]) / 2
+
+
+def test_seven_rows_in_ten_are_within_a_fifth() -> None:
+    found = errors_by_source(rows()).values()
+    shares = [sum(abs(error) <= 0.2 for error in errors) / len(errors) for errors in found]
+    assert statistics.fmean(shares) >= 0.72
 
 
 def test_printed_ranges_are_as_wide_as_the_measured_errors() -> None:
