@@ -7,7 +7,8 @@ this, each fault once, file by file?
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -20,13 +21,15 @@ from planner.check.group import Named, candidates, named_files, resolve, runs
 from planner.check.inputs import Given, GivenPlan, given, read
 from planner.check.rules import finding
 from planner.check.single import Looked, look_at
-from planner.check.together import Kind, Together
+from planner.check.together import Kind
 from planner.errors import PlannerError, one_line
 from planner.records.problem import Problem, Severity
 
 ARGUMENTS = "training_args.json"
 ESTIMATED = ("DS415", "DS416")
-STRICT_READERS = (Reader.TRAINER, Reader.ACCELERATE)
+STRICT_READERS = {Reader.TRAINER, Reader.ACCELERATE}
+LAUNCH_SECTION = re.compile(r"^\$\.(?:launcher|script)_flags\.")
+"""Whose flag it is shows on the line itself; a path names the flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def findings_of(collected: Collected, context: Context) -> list[Problem]:
     """Every fault of the files, once, by file and place."""
     findings = [problem for plan in collected.plans for problem in _plan(plan, context)]
     findings += collected.unreadable
-    findings += [problem for looked in collected.loose for problem in looked.problems]
+    findings += _own(collected.loose, context)
     findings += _missing(collected.loose)
     findings += _across(collected.loose, context)
     return _in_order(settled(findings, context), list(collected.kinds))
@@ -160,7 +163,8 @@ def _missing(loose: Sequence[Looked]) -> Iterable[Problem]:
     for one in loose:
         for named in named_files(one):
             if named.path != "$" and resolve(named, names) is None:
-                yield from one.located([_not_there(named)])
+                problem = one.located([_not_there(named)])[0]
+                yield replace(problem, path=LAUNCH_SECTION.sub("$.", problem.path))
 
 
 def _not_there(named: Named) -> Problem:
@@ -173,18 +177,26 @@ def _across(loose: Sequence[Looked], context: Context) -> list[Problem]:
     by_name = {one.name: one for one in loose}
     found: list[Problem] = []
     for run in runs(loose):
-        problems = [*pair_findings(run), *across_problems(run, context), *_strictness(run, context, by_name)]
-        for problem in problems:
+        for problem in (*pair_findings(run), *across_problems(run, context)):
             found += by_name[problem.file].located([problem])
-    return found
+    return [replace(problem, path=LAUNCH_SECTION.sub("$.", problem.path)) for problem in found]
 
 
-def _strictness(run: Together, context: Context, by_name: dict[str, Looked]) -> list[Problem]:
-    """A JSON that only DeepSpeed reads is an error for the readers that refuse it."""
-    if run.deepspeed is None or reader_of(run, context) not in STRICT_READERS:
-        return []
-    notes = [problem for problem in by_name[run.deepspeed.name].problems if problem.rule == "DS002"]
-    return [replace(problem, severity=Severity.ERROR) for problem in notes]
+def _own(loose: Sequence[Looked], context: Context) -> Iterator[Problem]:
+    """The findings of each file; a JSON that only DeepSpeed reads is an error for a reader that refuses it."""
+    readers: dict[str, set[Reader | None]] = {}
+    for run in runs(loose):
+        if run.deepspeed is not None:
+            readers.setdefault(run.deepspeed.name, set()).add(reader_of(run, context))
+    for looked in loose:
+        who = readers.get(looked.name, set())
+        for problem in looked.problems:
+            if problem.rule == "DS002" and who & STRICT_READERS:
+                yield replace(problem, severity=Severity.ERROR)
+            elif problem.rule == "DS002" and who == {Reader.DEEPSPEED}:
+                yield replace(problem, severity=Severity.INFO)
+            else:
+                yield problem
 
 
 def _in_order(findings: list[Problem], files: list[str]) -> list[Problem]:

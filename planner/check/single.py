@@ -21,7 +21,7 @@ from planner.check.schema import schema_problems
 from planner.check.together import File, Kind
 from planner.check.training_names import NAMES
 from planner.check.training_rules import training_problems
-from planner.records.problem import Problem
+from planner.records.problem import Problem, Severity
 
 PLAN_KEYS = {"dsplan_version", "plans"}
 SMOKE_KEYS = {"passed", "checks"}
@@ -74,11 +74,11 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
     if kind is None and arguments.looks_like_a_script(name, text):
         return _script(name, text)
     parsed = parse(name, text)
-    problems = list(parsed.problems)
     if kind is None:
         kind = kind_of(name, parsed.document)
         if parsed.document is None and parsed.notation is Notation.YAML and parsed.root is None:
             kind = Kind.ACCELERATE
+    problems = [_for_kind(problem, kind) for problem in parsed.problems]
     readable = parsed.document is not None or not problems
     if readable:
         problems += _rules(kind, parsed.document)
@@ -122,6 +122,18 @@ def kind_of(name: str, document: Any) -> Kind:
     if "training_args" in name.lower() or "training_arguments" in name.lower():
         return Kind.TRAINING
     return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
+
+
+def _for_kind(problem: Problem, kind: Kind) -> Problem:
+    """Only the DeepSpeed file is ever read by DeepSpeed; every other JSON goes to Python's own reader."""
+    if kind is Kind.DEEPSPEED:
+        return problem
+    if problem.rule == "DS002":
+        message = "no strict JSON, and nobody else reads this file: comments, commas or quotes are not those of JSON"
+        return replace(problem, severity=Severity.ERROR, message=message)
+    if problem.rule == "DS003" and problem.bites == "config":
+        return replace(problem, message=f"{problem.message}; the last one counts, without a word", bites="silently")
+    return problem
 
 
 def _rules(kind: Kind, document: Any) -> list[Problem]:

@@ -179,3 +179,43 @@ def test_kinds_are_told_by_content_not_by_name() -> None:
     }  # fmt: skip
     for name, (text, kind) in shapes_by_name.items():
         assert look_at(name, text).kind.value == kind, name
+
+
+LAX = '{"train_micro_batch_size_per_gpu": 1, /* note */ "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}'
+
+
+@pytest.mark.parametrize(
+    ("beside", "trainer", "severity"),
+    [
+        ({}, None, "warning"),
+        ({}, "deepspeed", "info"),
+        ({}, "trainer", "error"),
+        ({"args.json": ARGS}, None, "error"),
+        ({"acc.yaml": yaml_text("ds.json")}, None, "error"),
+    ],
+)
+def test_a_json_that_only_deepspeed_reads_is_judged_by_its_reader(
+    tmp_path: Path, beside: dict[str, str], trainer: str | None, severity: str
+) -> None:
+    write(tmp_path, {"ds.json": LAX, **beside})
+    found = check(tmp_path / "ds.json", *(tmp_path / name for name in beside), trainer=trainer).findings
+    assert [problem.severity.value for problem in found if problem.rule == "DS002"] == [severity]
+
+
+def test_other_json_is_read_strictly_by_everybody(tmp_path: Path) -> None:
+    write(tmp_path, {"acc.json": '{"distributed_type": "NO", "num_processes": 1, "num_processes": 2,}'})
+    found = check(tmp_path / "acc.json").findings
+    assert [(p.rule, p.severity.value, p.bites) for p in found] == [
+        ("DS003", "error", "silently"),
+        ("DS002", "error", "config"),
+    ]
+
+
+def test_a_flag_of_a_launch_line_is_its_path(tmp_path: Path) -> None:
+    script = "accelerate launch --config_file acc.yaml --zero_stage 3 train.py\n"
+    write(tmp_path, {"ds.json": DS, "acc.yaml": yaml_text("ds.json"), "launch.sh": script})
+    found = check(tmp_path / "launch.sh").findings
+    (overruled,) = [problem for problem in found if problem.rule == "DS310"]
+    assert (Path(overruled.file).name, overruled.path, overruled.line, overruled.column) == (
+        "launch.sh", "$.zero_stage", 1, 42,
+    )  # fmt: skip
