@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from planner.check.context import Context, Reader
@@ -15,6 +14,7 @@ from planner.check.deepspeed_rules import device_of, is_on, section, stage_of, t
 from planner.check.together import File, Together
 
 ON = (True, 1, "true", "True", "TRUE", "yes", "1")
+MOST_DIGITS = 18
 DEFAULT_YAML_STAGE = 2
 """Source: accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin."""
 
@@ -29,14 +29,12 @@ class Said:
 
 
 def whole(value: Any) -> int | None:
-    """A positive whole number, also one written as text; None for everything else."""
-    if isinstance(value, str) and value.strip().isdigit():
+    """A positive whole number, also one written as text; None for everything else, and beyond anything that exists."""
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < MOST_DIGITS:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 10**MOST_DIGITS:
         return None
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return int(value) if value == int(value) and value > 0 else None
+    return int(value) if value == int(value) else None
 
 
 def number(value: Any) -> float | None:
