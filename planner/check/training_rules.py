@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from planner.check import engine_rules
 from planner.check.deepspeed_rules import ZERO, device_of, section, stage_of
 from planner.check.loader.typed import flag
 from planner.check.rules import finding
@@ -53,7 +54,7 @@ COSINE_PARAMETERS = (
 
 def training_problems(config: Mapping[str, Any]) -> list[Problem]:
     """Every rule of this module over one document."""
-    return [problem for rule in RULES for problem in rule(config)]
+    return [problem for rule in (*RULES, *engine_rules.RULES) for problem in rule(config)]
 
 
 def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -173,8 +174,7 @@ def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
                 yield finding("DS063", f"{path}.{key}", message, fix="it takes `warmup_min_ratio` and `cos_min_ratio`")
     steps = params.get("warmup_num_steps", 1)
     if kind in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR") and steps != "auto":
-        whole = isinstance(steps, int) and not isinstance(steps, bool)
-        if not whole or steps <= 0:
+        if not isinstance(steps, int) or steps <= 0:  # true is 1
             message = f"`{steps}` is not a positive whole number of steps"
             yield finding(
                 "DS063", f"{path}.warmup_num_steps", message, fix="write 1 or more, without point or exponent"
