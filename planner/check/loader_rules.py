@@ -60,13 +60,15 @@ def after_filling(together: Together, context: Context) -> Iterator[Problem]:
     wanted = {path: one.value for path, one in wanted_values(together, context)}
     ranks, config = ranks_of(together, context), file.fields
     batch = {name: _filled(config.get(name), wanted.get(f"$.{name}")) for name in BATCH}
-    batch[BATCH[2]] = 1 if batch[BATCH[2]] is None else batch[BATCH[2]]  # accelerate adds the key
+    if BATCH[2] not in config:
+        batch[BATCH[2]] = 1  # accelerate adds the key
     if ranks is not None and "auto" not in batch.values():
         for path, reason in batch_refusals(batch, ranks):
             yield _refused(batch, path, f"{reason}, with {ranks} ranks", file=file.name)
     precision = next((half for half in ("fp16", "bf16") if argument_is_on(together, half)), "no")
     on = {half: _is_on(config, wanted, half, precision) for half in ("fp16", "bf16")}
-    if on["fp16"] and on["bf16"]:
+    other = {"fp16": "bf16", "bf16": "fp16"}.get(precision)
+    if all(on.values()) or (other and on[other]):  # accelerate compares with the arguments' precision
         message, fix = "with these arguments `fp16` and `bf16` are both on", "switch one of them off"
         yield finding("DS030", "$.fp16.enabled", message, fix=fix, file=file.name)
 

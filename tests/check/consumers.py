@@ -189,6 +189,9 @@ def trainer_refusal(document: Any, arguments: dict[str, Any], ranks: int) -> str
     precision = "fp16" if given.fp16 else "bf16" if given.bf16 else "no"
     with warnings.catch_warnings(), world(ranks):
         warnings.simplefilter("ignore")
+        for pair in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
+            if all(getattr(given, name) for name in pair):  # TrainingArguments._validate_args
+                return f"ValueError: At most one of {pair} can be True"
         try:
             read = HfTrainerDeepSpeedConfig(document)
             read.trainer_config_process(given)

@@ -6,9 +6,11 @@ refused while it is loaded, the reader refuses it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, other_arguments
 
+import planner
 from planner.check.across import across_problems, settled
 from planner.check.context import Context, Reader
 from planner.check.single import look_at
@@ -30,12 +33,49 @@ NAMED_FILE = {
     "bf16": {"enabled": "auto"},
     "zero_optimization": {"stage": 2},
 }
+FILE_NAMES = {
+    Kind.DEEPSPEED: "ds_config.json",
+    Kind.ACCELERATE: "accelerate.yaml",
+    Kind.TRAINING: "training_args.json",
+}
 NO_NUMBERS = ("NaN", "Infinity")
+CLEAN = Path(__file__).parents[2].parent / "shared" / "data" / "config_clean.jsonl"
+
+
+def rendered() -> Iterator[dict[str, str]]:
+    """Plans of dsplan, each stage and reader once."""
+    for zero, integration, offload, tp in (
+        ("3", "trainer", "optimizer+param", "1"),
+        ("3", "deepspeed", "none", "2"),
+        ("2", "accelerate", "optimizer", "1"),
+        ("2", "deepspeed", "none", "1"),
+        ("1", "deepspeed", "none", "2"),
+        ("0", "trainer", "none", "1"),
+    ):
+        asked = {"zero": zero, "integration": integration, "offload": offload, "tp": tp}
+        answer = planner.plan(model="qwen2.5-0.5b", gpus="4xA100-80G", seq_len=512, top=1, **asked)
+        assert answer.fits, asked
+        yield answer.files()
+
+
+@functools.cache
+def bases() -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
+    """DeepSpeed and Accelerate documents to break: made by hand, rendered, and known to be correct."""
+    yaml = pytest.importorskip("yaml")
+    sets: list[dict[str, Any]] = list(rendered())
+    if CLEAN.is_file():
+        sets += [json.loads(line)["files"] for line in CLEAN.read_text(encoding="utf-8").splitlines()]
+    found: dict[str, list[dict[str, Any]]] = {"ds_config.json": list(BASES), "accelerate.yaml": list(YAML_BASES)}
+    for files in sets:
+        for name, known in found.items():
+            if name in files:
+                known.append(files[name] if isinstance(files[name], dict) else yaml.safe_load(files[name]))
+    return tuple(found["ds_config.json"]), tuple(found["accelerate.yaml"])
 
 
 def errors(texts: dict[Kind, str], context: Context) -> list[Problem]:
     """What `check` reports about these files, read together."""
-    looked = {kind: look_at(f"{kind.value}.json", text, kind) for kind, text in texts.items()}
+    looked = {kind: look_at(FILE_NAMES[kind], text, kind) for kind, text in texts.items()}
     files = {kind: one.files[0] for kind, one in looked.items() if one.files}
     together = Together(
         deepspeed=files.get(Kind.DEEPSPEED),
@@ -74,7 +114,7 @@ def fuzz(examples: int, one: Callable[[Random], tuple[str, list[Problem], Any]])
 
 def deepspeed_case(random: Random) -> tuple[str, list[Problem], Any]:
     ranks = random.choice((1, 2, 4))
-    document = mutated(random.choice(BASES), JSON_SUPPLY, random)
+    document = mutated(random.choice(bases()[0]), JSON_SUPPLY, random)
     text = json.dumps(document, indent=1)
     refusal = deepspeed_refusal(document, ranks)
     if not refusal and any(word in text for word in NO_NUMBERS):  # a file with them is read differently
@@ -84,7 +124,7 @@ def deepspeed_case(random: Random) -> tuple[str, list[Problem], Any]:
 
 def accelerate_case(random: Random) -> tuple[str, list[Problem], Any]:
     yaml = pytest.importorskip("yaml")
-    text = yaml.safe_dump(mutated(random.choice(YAML_BASES), YAML_SUPPLY, random), sort_keys=False)
+    text = yaml.safe_dump(mutated(random.choice(bases()[1]), YAML_SUPPLY, random), sort_keys=False)
     return accelerate_refusal(text, NAMED_FILE), errors({Kind.ACCELERATE: text}, Context()), text
 
 

@@ -64,7 +64,7 @@ def outcome_of(path: str, value: Any, schema: Mapping[str, Any]) -> Outcome | No
         return Outcome(severity=Severity.WARNING, bites="silently", note="; DeepSpeed converts it")
     if schema.get("type") == "boolean":
         return _as_switch(value)
-    if path in EMPTY_IS_FINE and not value:
+    if (path in EMPTY_IS_FINE and not value) or (path in BATCH and value is None):
         return Outcome(severity=Severity.WARNING, bites="silently", note="; DeepSpeed takes it as not given")
     if path in BATCH:
         whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
