@@ -16,6 +16,7 @@ from planner.check import json_text, yaml_text
 from planner.check.json_text import Unreadable
 from planner.check.nodes import Entry, Form, Node, python_value
 from planner.check.read import Notation
+from planner.check.strict_json import as_strict, bare_words
 from planner.records.problem import Edit, EditKind
 
 PLAIN_KEY = re.compile(r"[A-Za-z_]\w*")
@@ -44,6 +45,8 @@ def edited(text: str, notation: Notation, edit: Edit) -> str | None:
         return None
     if root is None or root.form is not Form.MAPPING:
         return None
+    if edit.kind is EditKind.STRICT:
+        return as_strict(text, root) if notation is Notation.JSON and not bare_words(root) else None
     document = _Text(text=text, root=root, yaml=notation is Notation.YAML)
     if edit.kind is EditKind.SET:
         return document.with_value(edit.path, document.written(edit.value))

@@ -39,9 +39,9 @@ def fix_paths(paths: Sequence[str | PathLike[str]], context: Context) -> Fixed:
     before = {looked.name: looked.text for looked in collected.loose}
     found = findings_of(collected, context)
     mended: list[Problem] = []
-    refused: set[tuple[str, str, str]] = set()
     for _ in range(ROUNDS):
         again = False
+        refused: set[tuple[str, str, str]] = set()
         for problem in [problem for problem in found if _key(problem) not in refused]:
             if _key(problem) not in {_key(other) for other in found}:
                 continue  # went with another fix

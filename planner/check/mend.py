@@ -234,6 +234,11 @@ def _old_name(problem: Problem, file: File) -> Edits:
     return (*(_set(f"{ZERO}.{new}", {"device": "cpu"}) if value and not there else ()), *_remove(problem, file))
 
 
+def _strict(problem: Problem, file: File) -> Edits:
+    """Where the reader takes strict JSON only; for DeepSpeed itself the comments may stay."""
+    return (Edit(kind=EditKind.STRICT, path="$"),) if problem.severity is Severity.ERROR else ()
+
+
 def _same_setting(problem: Problem, file: File) -> Edits:
     """A name and its alias with one value."""
     value = value_at(file.document, problem.path)
@@ -307,6 +312,7 @@ def _host_file(problem: Problem, file: File) -> Edits:
 
 
 MENDERS: Mapping[str, Callable[[Problem, File], Edits]] = {
+    "DS002": _strict,
     "DS003": _same_setting,
     "DS010": _stray_key,
     "DS011": _stray_key,

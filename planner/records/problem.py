@@ -30,6 +30,8 @@ class EditKind(str, Enum):
     """The key at `path` goes, with its value, to the path `to`; sections that are missing on the way are made."""
     KEEP_LAST = "keep last"
     """Of a key that is written several times in one section, only the last stays: the one that counts."""
+    STRICT = "strict"
+    """The whole file becomes strict JSON: no comments, no trailing commas, quotes where they belong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

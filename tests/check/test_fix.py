@@ -179,6 +179,52 @@ def test_random_edits_of_json_do_to_the_text_what_they_do_to_the_document() -> N
     assert done >= 800
 
 
+LAX = """// top
+{
+  // note, a
+  'a': 1, // one, two
+  # hash
+  b: 5e8
+  /* x
+ y, */ "c": [1, 2,], // last
+ "d": 'q"', "e": "kept // as # it is",
+}
+"""
+
+
+def test_a_file_for_strict_readers_loses_comments_and_commas_only() -> None:
+    strict = Edit(kind=EditKind.STRICT, path="$")
+    assert edited(LAX, Notation.JSON, strict) == (
+        '{\n  "a": 1,\n  "b": 5e8,\n "c": [1, 2],\n "d": "q\\"", "e": "kept // as # it is"\n}\n'
+    )
+    assert edited("\ufeffa: 1\nb: [2 # two\n 3\n]\n", Notation.JSON, strict) == '{"a": 1,\n"b": [2,\n 3\n]\n}'
+    assert edited('{"a": TEMPLATE\n}', Notation.JSON, strict) is None
+
+
+@needs_corpus
+def test_strict_files_and_templates_are_left_as_they_are() -> None:
+    strict, same, templates = Edit(kind=EditKind.STRICT, path="$"), 0, 0
+    for path in (SHARED / "corpus" / "deepspeed").glob("*.json"):
+        text = path.read_bytes().decode("utf-8")
+        new = edited(text, Notation.JSON, strict)
+        same += new == text
+        templates += new is None
+        assert new in (text, None), path
+    assert (same, templates) == (212, 15)
+
+
+def test_comments_go_only_where_the_reader_refuses_them(tmp_path: Path) -> None:
+    text = (
+        '{\n  // sharded\n  "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,\n'
+        '  "zero_optimization": {"stage": 2},\n}\n'
+    )
+    (path,) = write(tmp_path, {"ds.json": text})
+    assert fix_paths([path], Context()).texts == {}
+    assert fix_paths([path], context_of(trainer="deepspeed")).texts == {}
+    for_trainer = fix_paths([path], context_of(trainer="trainer")).texts[path]
+    assert for_trainer == text.replace("  // sharded\n", "").replace("},\n}", "}\n}")
+
+
 def write(folder: Path, files: dict[str, Any]) -> list[str]:
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
