@@ -32,7 +32,7 @@ CASES = [
     ("accelerate", {"zero": 1, "tp": 2, "checkpointing": "full"}),
     ("deepspeed", {"zero": 3, "tp": 2, "checkpointing": "none"}),
     ("accelerate", {"zero": 3, "checkpointing": "full", "micro_batch": 2, "integration": "accelerate"}),
-    ("torchrun", {"zero": 1, "tp": 2, "checkpointing": "none", "integration": "accelerate"}),
+    ("torchrun", {"zero": 1, "tp": 2, "checkpointing": "full", "integration": "accelerate"}),
     ("deepspeed", {"zero": 2, "checkpointing": "full", "accumulation": 2, "integration": "deepspeed"}),
     ("accelerate", {"zero": 3, "tp": 2, "checkpointing": "none", "integration": "deepspeed"}),
 ]
