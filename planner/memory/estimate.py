@@ -146,33 +146,36 @@ def strategy_part(model: ModelShape, cluster: Cluster, workload: Workload, candi
 
     Below stage 3 no term depends on checkpointing; at stage 3 none on `overlap_comm`.
     """
-    checkpointing, settings = candidate.checkpointing, candidate.settings
+    job = job_of(model, cluster, workload, candidate)
     if candidate.zero is not ZeroStage.PARAMETERS:
-        checkpointing = Checkpointing.NONE
-    elif not settings.overlap_comm:
-        settings = replace(settings, overlap_comm=True)
-    return _sums_of_strategy(
-        Job(
-            model=model,
-            zero=candidate.zero,
-            degrees=candidate.degrees,
-            checkpointing=checkpointing,
-            offload=candidate.offload,
-            accumulation=min(2, candidate.accumulation),
-            settings=settings,
-            precision=workload.precision,
-            optimizer=workload.optimizer,
-            adapter=workload.adapter,
-            capacity_bytes=cluster.gpu.memory_bytes,
-            ranks_per_node=cluster.gpus_per_node,
-        )
+        job = job._replace(checkpointing=Checkpointing.NONE)
+    elif not candidate.settings.overlap_comm:
+        job = job._replace(settings=replace(candidate.settings, overlap_comm=True))
+    return _sums_of_strategy(job)
+
+
+def job_of(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Job:
+    """The candidate without its micro-batch."""
+    return Job(
+        model=model,
+        zero=candidate.zero,
+        degrees=candidate.degrees,
+        checkpointing=candidate.checkpointing,
+        offload=candidate.offload,
+        accumulation=min(2, candidate.accumulation),
+        settings=candidate.settings,
+        precision=workload.precision,
+        optimizer=workload.optimizer,
+        adapter=workload.adapter,
+        capacity_bytes=cluster.gpu.memory_bytes,
+        ranks_per_node=cluster.gpus_per_node,
     )
 
 
 @lru_cache(maxsize=4096)
 def _sums_of_strategy(job: Job) -> Strategy:
     """Kept because all micro-batches of a strategy share them."""
-    given, settings = _inputs(job), job.settings
+    given, settings = job_inputs(job), job.settings
     # Neither checkpointing nor the other settings reach the host: without them more strategies share its terms.
     sizes = replace(
         NO_SETTINGS,
@@ -188,10 +191,10 @@ def _sums_of_strategy(job: Job) -> Strategy:
 @lru_cache(maxsize=4096)
 def _on_host(job: Job) -> tuple[Term, ...]:
     """Kept because most settings and checkpointing do not reach the host."""
-    return tuple(term for term in host_terms(_inputs(job)) if term.size_bytes)
+    return tuple(term for term in host_terms(job_inputs(job)) if term.size_bytes)
 
 
-def _inputs(job: Job) -> Inputs:
+def job_inputs(job: Job) -> Inputs:
     """What the terms of a strategy depend on."""
     model, adapter, precision, tp = job.model, job.adapter, job.precision, job.degrees.tp
     base, quantized = rank_sizes(model, tp), None

@@ -8,11 +8,12 @@ step. Two overlapping activities take max + k * min; the (1 - k) * min that this
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from planner.geometry.flops import LayerWork, model_flop
-from planner.records.candidate import Candidate, Checkpointing, Degrees, Offload, ZeroSettings, ZeroStage
+from planner.records.candidate import NO_SETTINGS, Candidate, Checkpointing, Degrees, Offload, ZeroStage
 from planner.records.estimate import TimeEstimate
 from planner.records.machine import Cluster
 from planner.records.model import ModelShape
@@ -162,18 +163,7 @@ def _kept_kernels(
         offload=Offload.NONE,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        settings=ZeroSettings(
-            overlap_comm=True,
-            reduce_bucket_elements=0,
-            allgather_bucket_elements=0,
-            prefetch_bucket_elements=0,
-            param_persistence_threshold=0,
-            max_live_parameters=0,
-            max_reuse_distance=0,
-            sub_group_elements=0,
-            pin_memory=True,
-            fp32_gradient_accumulation=fp32_gradient_accumulation,
-        ),
+        settings=replace(NO_SETTINGS, fp32_gradient_accumulation=fp32_gradient_accumulation),
     )
     job = setup(model, cluster, workload, candidate, constants, context)
     sums = TermSums()

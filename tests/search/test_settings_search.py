@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from strategies import requests
 
 from planner.catalog.speed import speed_constants
-from planner.memory.estimate import _inputs, estimate_memory
+from planner.memory.estimate import estimate_memory, job_inputs, job_of
 from planner.memory.host_terms import host_terms
 from planner.records.candidate import Candidate, Degrees, Offload, ZeroSettings, ZeroStage
 from planner.records.estimate import Device
@@ -244,11 +244,7 @@ def test_the_host_depends_on_no_other_setting(fields: dict[str, object], fp32: b
             continue
         for variant in itertools.chain(*settings_variants(request, strategy)):
             chosen = replace(strategy, settings=replace(variant, fp32_gradient_accumulation=fp32))
-            given_all = _inputs(
-                model, chosen.zero, chosen.degrees, chosen.checkpointing, chosen.offload, 1, chosen.settings,
-                workload.precision, workload.optimizer, workload.adapter, cluster.gpu.memory_bytes,
-                cluster.gpus_per_node,
-            )  # fmt: skip
+            given_all = job_inputs(job_of(model, cluster, workload, chosen))
             terms = [t for t in estimate_memory(model, cluster, workload, chosen).terms if t.device is not Device.GPU]
             assert terms == [t for t in host_terms(given_all) if t.size_bytes]
             found += 1
