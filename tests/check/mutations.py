@@ -512,3 +512,49 @@ def _borrow(changed: Any, supply: Supply, path: Path, part: dict[str, Any], key:
 
 
 CHANGES = (_typo, _move, _value, _value, _near_value, _near_value, _delete, _add, _borrow, _borrow)
+
+
+def mutated_text(text: str, random: Random) -> str:
+    """The text with one to three slips of the pen: notes, commas, quotes, lines twice, words of Python."""
+    for _ in range(random.choice((1, 1, 2, 3))):
+        lines = text.split("\n")
+        line = random.randrange(len(lines))
+        random.choice(SLIPS)(lines, line, random)
+        text = "\n".join(lines)
+    return text
+
+
+def _note(lines: list[str], line: int, random: Random) -> None:
+    lines[line] += random.choice((" // note", " # note", " /* note */", " /*", "// note, ", " #"))
+
+
+def _comma(lines: list[str], line: int, random: Random) -> None:
+    lines[line] = lines[line].removesuffix(",") if lines[line].endswith(",") else f"{lines[line]},"
+
+
+def _quotes(lines: list[str], line: int, random: Random) -> None:
+    old, new = random.choice((('"', "'"), ('"', ""), ('": ', ": "), (': "', ": "), ('"', "“")))
+    lines[line] = lines[line].replace(old, new, random.choice((1, 2, -1)))
+
+
+def _words(lines: list[str], line: int, random: Random) -> None:
+    for old, new in (("true", "True"), ("false", "False"), ("null", "None"), ("0,", "0.,"), (": 1", ": 01")):
+        lines[line] = lines[line].replace(old, new)
+
+
+def _twice(lines: list[str], line: int, random: Random) -> None:
+    lines.insert(random.randrange(len(lines) + 1), lines[line])
+
+
+def _gone(lines: list[str], line: int, random: Random) -> None:
+    del lines[line]
+    if not lines:
+        lines.append("")
+
+
+def _character(lines: list[str], line: int, random: Random) -> None:
+    at = random.randrange(len(lines[line]) + 1)
+    lines[line] = lines[line][:at] + random.choice("{}[]:,\"'x1-. \t\\") + lines[line][at + random.choice((0, 1)) :]
+
+
+SLIPS = (_note, _comma, _quotes, _words, _twice, _gone, _character)

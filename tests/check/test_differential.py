@@ -18,7 +18,7 @@ import pytest
 from consumers import accelerate_refusal, deepspeed_refusal, trainer_refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, other_arguments
+from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, mutated_text, other_arguments
 
 import planner
 from planner.check.across import across_problems, settled
@@ -122,6 +122,14 @@ def deepspeed_case(random: Random) -> tuple[str, list[Problem], Any]:
     return refusal, errors({Kind.DEEPSPEED: text}, Context(ranks=ranks, reader=Reader.DEEPSPEED)), document
 
 
+def text_case(random: Random) -> tuple[str, list[Problem], Any]:
+    # of a path, unlike of a dict, DeepSpeed does not read `sequence_parallel_size`
+    document = random.choice([base for base in bases()[0] if "sequence_parallel_size" not in base])
+    text = mutated_text(json.dumps(document, indent=random.choice((1, 2, 4))), random)
+    context = Context(ranks=4, reader=Reader.DEEPSPEED)
+    return deepspeed_refusal(text, 4), errors({Kind.DEEPSPEED: text}, context), text
+
+
 def accelerate_case(random: Random) -> tuple[str, list[Problem], Any]:
     yaml = pytest.importorskip("yaml")
     text = yaml.safe_dump(mutated(random.choice(bases()[1]), YAML_SUPPLY, random), sort_keys=False)
@@ -145,6 +153,16 @@ def test_deepspeed_refuses_what_check_refuses(examples: int) -> None:
     seen = fuzz(examples, deepspeed_case)
     assert seen["refused"] > examples / 4
     assert seen["loaded"] > examples / 4
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_deepspeed_refuses_the_same_texts(examples: int) -> None:
+    """Slips in the notation: DeepSpeed reads its file as Hjson."""
+    pytest.importorskip("deepspeed")
+    seen = fuzz(examples, text_case)
+    assert seen["refused"] > examples / 5
+    assert seen["loaded"] > examples / 5
 
 
 @pytest.mark.accelerate
