@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 
-FILES = ("plan.json", "ds_config.json", "launch.sh", "train.py")
+FILES = ("plan.json", "ds_config.json", "launch.sh", "train.py", "model_and_data.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ PLAN = {
 
 
 def folder_with(tmp_path: Path, **texts: str) -> Path:
-    texts = {"plan.json": json.dumps(PLAN), "ds_config.json": "{}", "launch.sh": "exit 0", "train.py": ""} | texts
+    given = {"plan.json": json.dumps(PLAN), "ds_config.json": "{}", "launch.sh": "exit 0"}
+    texts = given | {"train.py": "", "model_and_data.py": ""} | texts
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
@@ -42,7 +43,7 @@ def _with_packages(monkeypatch):
     monkeypatch.setattr(smoke, "build", lambda folder: folder / "counting_allocator.so")  # no engine runs here
 
 
-@pytest.mark.parametrize("name", ["plan.json", "ds_config.json", "launch.sh", "train.py"])
+@pytest.mark.parametrize("name", ["plan.json", "ds_config.json", "launch.sh", "train.py", "model_and_data.py"])
 def test_a_missing_file_is_named(tmp_path, name):
     (folder_with(tmp_path) / name).unlink()
     with pytest.raises(PlannerError, match=f"has no `{name}`") as error:
