@@ -54,7 +54,7 @@ class Problem:
     file: str
     path: str  # JSON path, `$.zero_optimization.stage`
     message: str
-    bites: str  # config, engine init, first step, save, silently
+    bites: str  # config, launch, engine init, first step, save, silently
     fix: str
     line: int = 0
     column: int = 0
