@@ -36,11 +36,17 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `dsplan check --json`."""
-        findings = [{key: getattr(problem, key) for key in ORDER} for problem in self.findings]
         return {
-            "findings": [{**finding, "severity": finding["severity"].value} for finding in findings],
+            "findings": [as_dict(problem) for problem in self.findings],
             "files": [{"file": file, "kind": kind} for file, kind in self.files],
         }
+
+
+def as_dict(problem: Problem) -> dict[str, Any]:
+    """A finding in the words of the document; a launcher that refuses its file has read it."""
+    found = {key: getattr(problem, key) for key in ORDER}
+    bites = "config" if problem.bites == "launch" else problem.bites
+    return {**found, "severity": problem.severity.value, "bites": bites}
 
 
 def check(

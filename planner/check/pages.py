@@ -17,6 +17,7 @@ from planner.errors import UnknownName
 
 WHEN = {
     "config": "when the file is read: the run stops before it has started",
+    "launch": "when the run is launched, before a process starts",
     "engine init": "when the engine starts: after the processes and the model are there",
     "first step": "at the first step",
     "save": "when the model is saved, after the training",

@@ -10,7 +10,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from planner.check import CheckResult
+from planner.check import CheckResult, as_dict
 from planner.check.pages import as_markdown, as_text, page
 from planner.records.problem import Problem, Severity
 from planner.version import VERSION
@@ -61,7 +61,7 @@ def _result(problem: Problem, broken: list[str], folder: str) -> dict[str, Any]:
         "locations": [
             {"physicalLocation": place, "logicalLocations": [{"fullyQualifiedName": problem.path, "kind": "member"}]}
         ],
-        "properties": {"bites": problem.bites},
+        "properties": {"bites": as_dict(problem)["bites"]},
     }
 
 

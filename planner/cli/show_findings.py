@@ -10,6 +10,7 @@ from planner.records.problem import Problem, Severity
 
 WHEN = {
     "config": "when the file is read",
+    "launch": "when the run is launched",
     "engine init": "when the engine starts",
     "first step": "at the first step",
     "save": "when the model is saved",

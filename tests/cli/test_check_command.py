@@ -139,3 +139,12 @@ def test_check_imports_no_training_package() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_document_knows_the_times_of_the_contract_only(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\nmachine_rank: 5\nmain_process_ip: a\n"
+    Path("acc.yaml").write_text(text)
+    run(["check", "acc.yaml", "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert "DS123" in {problem["rule"] for problem in found}
+    assert {problem["bites"] for problem in found} <= {"config", "engine init", "first step", "save", "silently"}
