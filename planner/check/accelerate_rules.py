@@ -11,8 +11,8 @@ from typing import Any
 
 from planner.check.deepspeed_rules import section, tp_of
 from planner.check.parallel_rules import parallel_problems
-from planner.check.rules import finding
-from planner.records.problem import Edit, EditKind, Problem, Severity
+from planner.check.rules import finding, rename, take_out, write
+from planner.records.problem import Problem, Severity
 
 # accelerate refuses these beside deepspeed_config_file (accelerate 1.15, DeepSpeedPlugin)
 OWNED_BY_THE_FILE = (
@@ -68,7 +68,7 @@ def _false_for_no(config: Mapping[str, Any]) -> Iterator[Problem]:
         if config.get(key) is False:
             message, fix = "an unquoted `no` is false in YAML", "write 'no' in quotes"
             if key == "mixed_precision":
-                yield finding("DS112", f"$.{key}", message, fix=fix)
+                yield finding("DS112", f"$.{key}", message, fix=fix, edits=write(f"$.{key}", "no"))
             else:
                 severity = Severity.ERROR if any(section(config, name) for name in STARTED) else Severity.WARNING
                 yield finding("DS112", f"$.{key}", message, fix=fix, severity=severity, bites="silently")
@@ -92,10 +92,12 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key, value in section(config, "parallelism_config").items():
         path = f"$.parallelism_config.{key}"
         if not str(key).startswith(prefix):
-            yield finding("DS126", path, f"accelerate reads `{prefix}{key}` only", fix=f"write `{prefix}{key}`")
+            message, edits = f"accelerate reads `{prefix}{key}` only", rename(path, f"{prefix}{key}")
+            yield finding("DS126", path, message, fix=f"write `{prefix}{key}`", edits=edits)
         elif key == f"{prefix}tp_size" and value != 1 and config.get("distributed_type") == "DEEPSPEED":
             message = "with DeepSpeed this switches no tensor parallelism on"
-            yield finding("DS126", path, message, fix="set `tensor_parallel.autotp_size` in the DeepSpeed file")
+            fix = "set `tensor_parallel.autotp_size` in the DeepSpeed file"
+            yield finding("DS126", path, message, fix=fix, edits=take_out(path))
 
 
 def _meeting_point(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -113,7 +115,7 @@ def _meeting_point(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding("DS130", "$.main_process_ip", message, fix=fix, severity=Severity.WARNING)
     if config.get("main_process_port") == 0:
         message = "0 takes a free port, another one on every machine"
-        edits = (Edit(kind=EditKind.SET, path="$.main_process_port", value=29500),)
+        edits = write("$.main_process_port", 29500)
         yield finding("DS130", "$.main_process_port", message, fix="write one port, 29500", edits=edits)
 
 
@@ -124,7 +126,8 @@ def _two_homes(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key in OWNED_BY_THE_FILE:
         if key in deepspeed:  # with null too
             message = f"accelerate refuses `{key}` beside `deepspeed_config_file`"
-            yield finding("DS120", f"{HERE}.{key}", message, fix="keep it in the DeepSpeed file only")
+            path, fix = f"{HERE}.{key}", "keep it in the DeepSpeed file only"
+            yield finding("DS120", path, message, fix=fix, edits=take_out(path))
     if config.get("mixed_precision") is not None:
         message = "accelerate refuses `mixed_precision` beside `deepspeed_config_file`"
         yield finding("DS120", "$.mixed_precision", message, fix="keep `bf16` or `fp16` in the DeepSpeed file only")
@@ -137,7 +140,8 @@ def _host_file(config: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(machines, int) and machines > 1 and needs_hosts:
         message = f"with launcher `{launcher}` and no `deepspeed_hostfile`, {machines} machines become one"
         fix = "set `deepspeed_multinode_launcher: standard` and start it on every node, or name a host file"
-        yield finding("DS122", f"{HERE}.deepspeed_multinode_launcher", message, fix=fix)
+        path = f"{HERE}.deepspeed_multinode_launcher"
+        yield finding("DS122", path, message, fix=fix, edits=write(path, "standard"))
 
 
 def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -156,11 +160,11 @@ def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
     )
     if params != "none" and stage in (0, 1, 2):
         message = f"parameters are not offloaded at stage {stage}"
-        yield finding("DS125", f"{HERE}.offload_param_device", message, fix="use stage 3, or write none")
+        path = f"{HERE}.offload_param_device"
+        yield finding("DS125", path, message, fix="use stage 3, or write none", edits=write(path, "none"))
     if optimizer != "none" and stage == 0:
-        yield finding(
-            "DS125", f"{HERE}.offload_optimizer_device", "nothing is offloaded at stage 0", fix="use stage 1 or above"
-        )
+        path, message = f"{HERE}.offload_optimizer_device", "nothing is offloaded at stage 0"
+        yield finding("DS125", path, message, fix="use stage 1 or above, or write none", edits=write(path, "none"))
 
 
 def _yaml_alone(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -172,12 +176,12 @@ def _yaml_alone(config: Mapping[str, Any]) -> Iterator[Problem]:
     if stage == 3 and deepspeed.get("zero3_save_16bit_model") not in (True, "true"):
         path = f"{HERE}.zero3_save_16bit_model"
         message = "with stage 3 saving writes no whole model"
-        edits = (Edit(kind=EditKind.SET, path=path, value=True),)
+        edits = write(path, value=True)
         yield finding("DS045", path, message, fix="set `zero3_save_16bit_model` to true", edits=edits)
     if stage in (0, 1, 2) and deepspeed.get("zero3_init_flag") is True:
         path = f"{HERE}.zero3_init_flag"
         message = f"accelerate warns at stage {stage} and switches it off"
-        edits = (Edit(kind=EditKind.SET, path=path, value=False),)
+        edits = write(path, value=False)
         yield finding("DS132", path, message, fix="write false", edits=edits)
     clipping = deepspeed.get("gradient_clipping")
     if isinstance(clipping, (int, float)) and not isinstance(clipping, bool) and clipping == 0:

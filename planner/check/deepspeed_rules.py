@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from planner.check.rules import finding
-from planner.records.problem import Problem, Severity
+from planner.check.rules import finding, rename, take_out, write
+from planner.errors import nearest
+from planner.records.problem import Edit, Problem, Severity
 
 ZERO = "$.zero_optimization"
 STAGE_3_SIZES = (
@@ -81,7 +82,10 @@ def preset_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(preset, str) and preset.lower() not in PRESETS:
         message = f"there is no preset `{preset}`; DeepSpeed then takes the model's own plan"
         fix = f"one of {', '.join(PRESETS)}, or leave it out"
-        yield finding("DS011", "$.tensor_parallel.preset_model", message, fix=fix, severity=Severity.WARNING)
+        near = nearest(preset.lower(), PRESETS, limit=1)
+        path = "$.tensor_parallel.preset_model"
+        edits = write(path, near[0]) if near else take_out(path)
+        yield finding("DS011", path, message, fix=fix, severity=Severity.WARNING, edits=edits)
 
 
 def batch_sizes_divide(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -94,10 +98,12 @@ def batch_sizes_divide(config: Mapping[str, Any]) -> Iterator[Problem]:
         part *= value if isinstance(value, int) and value > 0 else 1
     if total % part:
         message = f"`{total}` is no multiple of micro-batch x accumulation = {part}"
-        yield finding("DS021", "$.train_batch_size", message, fix="leave `train_batch_size` out")
+        edits = take_out("$.train_batch_size") if micro is not None else ()
+        yield finding("DS021", "$.train_batch_size", message, fix="leave `train_batch_size` out", edits=edits)
     elif micro is not None:
         message = "the total batch has to be micro-batch x accumulation x all ranks, tensor-parallel ones too"
-        yield finding("DS022", "$.train_batch_size", message, fix="leave `train_batch_size` out")
+        edits = take_out("$.train_batch_size")
+        yield finding("DS022", "$.train_batch_size", message, fix="leave `train_batch_size` out", edits=edits)
 
 
 def one_precision(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -112,7 +118,8 @@ def dynamic_loss_scale(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding("DS013", "$.fp16.loss_scale", f"`{scale}` is no loss scale", fix="write 0 for dynamic scaling")
     elif is_on(config, "fp16") and isinstance(scale, (int, float)) and scale != 0:
         message = f"`loss_scale` {scale} is fixed; an overflow then stops the run"
-        yield finding("DS031", "$.fp16.loss_scale", message, fix="write 0 for dynamic scaling")
+        edits = write("$.fp16.loss_scale", 0)
+        yield finding("DS031", "$.fp16.loss_scale", message, fix="write 0 for dynamic scaling", edits=edits)
 
 
 def accumulation_dtype(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -120,17 +127,20 @@ def accumulation_dtype(config: Mapping[str, Any]) -> Iterator[Problem]:
     half = is_on(config, "bf16") or is_on(config, "fp16")
     if dtype in ("fp32", "float32", "float", "torch.float32") and half and stage_of(config) == 0:
         message = "without ZeRO the gradients are accumulated in the dtype of the weights"
-        yield finding("DS032", "$.data_types.grad_accum_dtype", message, fix="use stage 1 or above, or leave it out")
+        path, fix = "$.data_types.grad_accum_dtype", "use stage 1 or above, or leave it out"
+        yield finding("DS032", path, message, fix=fix, edits=take_out(path))
 
 
 def offload_goes_with_stage(config: Mapping[str, Any]) -> Iterator[Problem]:
     stage = stage_of(config)
     if stage < 3 and device_of(config, "offload_param") != "none":
         message = f"`offload_param` does nothing at stage {stage}: the parameters stay on the GPU"
-        yield finding("DS040", f"{ZERO}.offload_param", message, fix="use stage 3, or leave it out")
+        path = f"{ZERO}.offload_param"
+        yield finding("DS040", path, message, fix="use stage 3, or leave it out", edits=take_out(path))
     if stage == 0 and device_of(config, "offload_optimizer") != "none":
         message = "nothing is offloaded at stage 0, and the CPU optimizer refuses parameters on the GPU"
-        yield finding("DS041", f"{ZERO}.offload_optimizer", message, fix="use stage 1 or above, or leave it out")
+        path = f"{ZERO}.offload_optimizer"
+        yield finding("DS041", path, message, fix="use stage 1 or above, or leave it out", edits=take_out(path))
 
 
 def nvme_has_a_path(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -148,22 +158,25 @@ def only_at_stage_three(config: Mapping[str, Any]) -> Iterator[Problem]:
     ratio = optimizer.get("ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1:
         path = f"{ZERO}.offload_optimizer.ratio"
-        yield finding(
-            "DS043", path, f"a `ratio` below 1 needs stage 3, not {stage}", fix="leave it out", bites="config"
-        )
+        message = f"a `ratio` below 1 needs stage 3, not {stage}"
+        yield finding("DS043", path, message, fix="leave it out", bites="config", edits=take_out(path))
     if optimizer.get("super_offload") is True:
         path = f"{ZERO}.offload_optimizer.super_offload"
-        yield finding("DS043", path, f"`super_offload` does nothing at stage {stage}", fix="use stage 3")
+        message = f"`super_offload` does nothing at stage {stage}"
+        yield finding("DS043", path, message, fix="use stage 3, or leave it out", edits=take_out(path))
     for name in QUANTISED:
         if zero.get(name) is True:
-            yield finding("DS043", f"{ZERO}.{name}", f"`{name}` does nothing at stage {stage}", fix="use stage 3")
+            path, message = f"{ZERO}.{name}", f"`{name}` does nothing at stage {stage}"
+            yield finding("DS043", path, message, fix="use stage 3, or leave it out", edits=take_out(path))
     partition = zero.get("zero_hpz_partition_size", 1)
     if isinstance(partition, int) and partition > 1:
         path = f"{ZERO}.zero_hpz_partition_size"
-        yield finding("DS043", path, f"`zero_hpz_partition_size` does nothing at stage {stage}", fix="use stage 3")
+        message = f"`zero_hpz_partition_size` does nothing at stage {stage}"
+        yield finding("DS043", path, message, fix="use stage 3, or leave it out", edits=take_out(path))
     for name in STAGE_3_SIZES:
         if name in zero:
-            yield finding("DS044", f"{ZERO}.{name}", f"`{name}` does nothing at stage {stage}", fix="leave it out")
+            path, message = f"{ZERO}.{name}", f"`{name}` does nothing at stage {stage}"
+            yield finding("DS044", path, message, fix="leave it out", edits=take_out(path))
 
 
 def whole_model_is_saved(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -173,7 +186,8 @@ def whole_model_is_saved(config: Mapping[str, Any]) -> Iterator[Problem]:
     reason = "stage 3" if stage_of(config) == 3 else f"tensor parallelism {tp_of(config)}" if tp_of(config) > 1 else ""
     if reason and not any(value in (True, "auto") for value in given):
         message = f"with {reason}, saving writes no whole model"
-        yield finding("DS045", f"{ZERO}.{GATHER}", message, fix=f"set `{GATHER}` to true")
+        edits = write(f"{ZERO}.{next((name for name in names if name in zero), GATHER)}", value=True)
+        yield finding("DS045", f"{ZERO}.{GATHER}", message, fix=f"set `{GATHER}` to true", edits=edits)
 
 
 def tensor_parallel_sizes(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -181,28 +195,31 @@ def tensor_parallel_sizes(config: Mapping[str, Any]) -> Iterator[Problem]:
     inner = section(parallel, "tp").get("tp_size")
     if isinstance(inner, int) and inner > 1 and tp_of(config) == 1:
         path = "$.tensor_parallel.tp.tp_size"
-        yield finding(
-            "DS050", path, "`tp_size` alone switches nothing on", fix=f"write `autotp_size`: {inner}", bites="silently"
-        )
+        message, fix = "`tp_size` alone switches nothing on", f"write `autotp_size`: {inner}"
+        edits = (*write("$.tensor_parallel.autotp_size", inner), *take_out(path))
+        yield finding("DS050", path, message, fix=fix, bites="silently", edits=edits)
     elif isinstance(inner, int) and "tp_size" in section(parallel, "tp") and inner != tp_of(config) > 1:
         path = "$.tensor_parallel.tp.tp_size"
         message = f"`tp_size` {inner} is not `autotp_size` {tp_of(config)}"
-        yield finding("DS050", path, message, fix="leave `tp_size` out")
+        yield finding("DS050", path, message, fix="leave `tp_size` out", edits=take_out(path))
 
 
 def reduction(config: Mapping[str, Any]) -> Iterator[Problem]:
     stage = stage_of(config)
     if config.get("gradient_allreduce_op") == "sum" and stage == 3:
         path = "$.gradient_allreduce_op"
-        yield finding("DS064", path, "stage 3 averages gradients only", fix='write "mean"', bites="config")
+        message, edits = "stage 3 averages gradients only", write(path, "mean")
+        yield finding("DS064", path, message, fix='write "mean"', bites="config", edits=edits)
     if stage < 2 or section(config, "zero_optimization").get("reduce_scatter", True) is not True:
         return
     if config.get("prescale_gradients") is True:
         path = "$.prescale_gradients"
-        yield finding("DS064", path, f"not with `reduce_scatter` at stage {stage}", fix="leave it out")
+        message = f"not with `reduce_scatter` at stage {stage}"
+        yield finding("DS064", path, message, fix="leave it out", edits=take_out(path))
     if config.get("gradient_predivide_factor", 1) != 1:
         path = "$.gradient_predivide_factor"
-        yield finding("DS064", path, f"only 1 goes with `reduce_scatter` at stage {stage}", fix="leave it out")
+        message = f"only 1 goes with `reduce_scatter` at stage {stage}"
+        yield finding("DS064", path, message, fix="leave it out", edits=take_out(path))
 
 
 def deprecated_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -217,7 +234,18 @@ def deprecated_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
             both = new in zero and old != "stage3_gather_fp16_weights_on_model_save"
             message = f"`{old}` is the old name of `{new}`" + (", which is there too" if both else "")
             severity = Severity.ERROR if both else None
-            yield finding("DS015", f"{ZERO}.{old}", message, fix=f"use `{new}` only", severity=severity)
+            edits = _newer(zero, old, new)
+            yield finding("DS015", f"{ZERO}.{old}", message, fix=f"use `{new}` only", severity=severity, edits=edits)
+
+
+def _newer(zero: Mapping[str, Any], old: str, new: str) -> tuple[Edit, ...]:
+    """The same setting under its new name; the old one goes where the new one is there too."""
+    path = f"{ZERO}.{old}"
+    if new in zero or zero[old] in (False, None):
+        return take_out(path)
+    if new == GATHER:
+        return rename(path, new)
+    return (*write(f"{ZERO}.{new}", {"device": "cpu"}), *take_out(path)) if zero[old] is True else ()
 
 
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Problem]], ...] = (

@@ -7,13 +7,13 @@ ignored without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from planner.check.rules import finding
+from planner.check.rules import finding, move, rename, take_out
 from planner.errors import nearest
-from planner.records.problem import Problem, Severity
+from planner.records.problem import Edit, Problem, Severity
 
 # Removed before DeepSpeed 0.19.8; the mere presence raises DeepSpeedConfigError, even with "enabled": false.
 REMOVED = {
@@ -41,18 +41,53 @@ RENAMED = {
     ("$.tensor_parallel", "tp_size"): "`autotp_size`",
     ("$.tensor_parallel", "enabled"): "nothing: `autotp_size` above 1 switches it on",
     ("$.activation_checkpointing", "enabled"): "nothing: Hugging Face models use `gradient_checkpointing=True`",
+    **dict.fromkeys(
+        (("$.bf16", key) for key in ("loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis")),
+        "nothing: bf16 has no loss scale",
+    ),
+    **dict.fromkeys(
+        (("$.bf16", key) for key in ("min_loss_scale", "consecutive_hysteresis", "auto_cast")),
+        "nothing: bf16 has no loss scale",
+    ),
+    ("$.fp16", "opt_level"): "nothing: it is a setting of Apex",
 }
+TO_DECIDE = ("amp", "curriculum_learning")
+"""Removed blocks whose work something else does now: the run goes on without them, in another way."""
+OLD_ACCELERATE_KEYS = ("ipex_config", "tp_config", "use_parallelism_config")
+"""Of an Accelerate file of older releases; accelerate 1.15 refuses them."""
+RENAMED_IN_YAML = {
+    **dict.fromkeys(
+        (
+            *("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"),
+            *("gather_16bit_weights_on_model_save", "zero3_save_fp16_model"),
+        ),
+        "zero3_save_16bit_model",
+    ),
+    "stage": "zero_stage",
+    "zero_optimization_stage": "zero_stage",
+    "config_file": "deepspeed_config_file",
+    "offload_optimizer": "offload_optimizer_device",
+    "offload_param": "offload_param_device",
+    "max_grad_norm": "gradient_clipping",
+}
+"""What people write under deepspeed_config for a key that has another name there."""
 
 
 def unknown_key(
-    path: str, key: str, section: Mapping[str, Any], schema: Mapping[str, Any], schema_name: str
+    path: str, key: str, values: Mapping[str, Any], section: Mapping[str, Any], schema: Mapping[str, Any], name: str
 ) -> Problem:
-    """The finding for one key that the section at `path` does not have; `section` is the part of the schema for it."""
+    """The finding for one key that the section at `path` does not have.
+
+    `values` is what the file has there, `section` the part of the schema for it, `name` the schema's name.
+    """
     place, known = f"{path}.{key}", section.get("properties", {})
-    if schema_name != "deepspeed":
-        return _elsewhere(place, path, key, known, schema_name)
+    if name != "deepspeed":
+        return _elsewhere(path, key, values, known, schema, name)
     if key in REMOVED_IN.get(path, ()):
-        return finding("DS012", place, f"`{key}` was removed from DeepSpeed", fix=REMOVED[key])
+        block = values.get(key)
+        is_off = isinstance(block, Mapping) and block.get("enabled") in (None, False)
+        gone = take_out(place) if is_off or key not in TO_DECIDE else ()
+        return finding("DS012", place, f"`{key}` was removed from DeepSpeed", fix=REMOVED[key], edits=gone)
     replacement = RENAMED.get((path, key))
     homes = [home for home in sections_with(schema, key) if home != path and not home.startswith(RARE_SECTIONS)]
     near = nearest(key, known, limit=1)
@@ -63,10 +98,35 @@ def unknown_key(
     else:
         hint = f"did you mean `{near[0]}`?" if near else "take it out"
     if section.get("x-unknown-keys") == "refused":
-        return finding("DS010", place, f"`{path.removeprefix('$.')}` has no key `{key}`", fix=hint)
+        edits = _edits(path, key, values, replacement, homes, near) or take_out(place)
+        return finding("DS010", place, f"`{path.removeprefix('$.')}` has no key `{key}`", fix=hint, edits=edits)
     likely_mistake = bool(homes or replacement) or any(_is_almost(key, other) for other in near)
     message = f"no program reads `{key}` here, so it has no effect"
-    return finding("DS011", place, message, fix=hint, severity=Severity.ERROR if likely_mistake else Severity.WARNING)
+    severity = Severity.ERROR if likely_mistake else Severity.WARNING
+    edits = _edits(path, key, values, replacement, homes, near) if likely_mistake else ()
+    return finding("DS011", place, message, fix=hint, severity=severity, edits=edits)
+
+
+def _edits(
+    path: str,
+    key: str,
+    values: Mapping[str, Any],
+    replacement: str | None,
+    homes: list[str],
+    near: Sequence[str],
+) -> tuple[Edit, ...]:
+    """What mends a key without a question left: its right name, its one right place; where that is taken, it goes."""
+    place = f"{path}.{key}"
+    if replacement is not None:
+        right = replacement.split("`")[1] if replacement.startswith("`") else ""
+        if not right or right in values:
+            return take_out(place)
+        return move(place, f"{path}.{right}") if "." in right else rename(place, right)
+    if homes:
+        return move(place, f"{homes[0]}.{key}") if len(homes) == 1 else ()
+    if not near:
+        return ()
+    return take_out(place) if near[0] in values else rename(place, near[0])
 
 
 def _is_almost(key: str, known: str) -> bool:
@@ -90,11 +150,30 @@ def _sections(schema: Mapping[str, Any], part: Mapping[str, Any], path: str) -> 
                 yield from _sections(schema, value, f"{path}.{key}")
 
 
-def _elsewhere(place: str, path: str, key: str, known: Iterable[str], schema_name: str) -> Problem:
-    near = nearest(key, known, limit=1)
+def _elsewhere(
+    path: str,
+    key: str,
+    values: Mapping[str, Any],
+    known: Iterable[str],
+    schema: Mapping[str, Any],
+    name: str,
+) -> Problem:
+    place, near = f"{path}.{key}", nearest(key, known, limit=1)
     hint = f"did you mean `{near[0]}`?" if near else "take it out"
-    if schema_name == "accelerate" and path == "$":
-        return finding("DS110", place, f"accelerate knows no key `{key}`", fix=hint)
-    if schema_name == "accelerate":
-        return finding("DS111", place, f"nothing reads `{key}` in `{path.removeprefix('$.')}`", fix=hint)
-    return finding("DS201", place, f"a {schema_name} document has no key `{key}`", fix=hint)
+    if name != "accelerate":
+        return finding("DS201", place, f"a {name} document has no key `{key}`", fix=hint)
+    homes = [home for home in sections_with(schema, key) if home != path]
+    slip = bool(near) and _is_almost(key, near[0])
+    edits = _edits(path, key, values, None, [], near) if near else ()
+    if path == "$.deepspeed_config" and key in RENAMED_IN_YAML:
+        hint, edits = f"write `{RENAMED_IN_YAML[key]}`", _edits(path, key, values, f"`{RENAMED_IN_YAML[key]}`", [], ())
+    elif homes and not slip:
+        hint = "move it to the top level" if homes[0] == "$" else f"move it to `{homes[0].removeprefix('$.')}`"
+        edits = _edits(path, key, values, None, homes, ())
+    if path == "$":
+        edits = take_out(place) if key in OLD_ACCELERATE_KEYS else edits
+        return finding("DS110", place, f"accelerate knows no key `{key}`", fix=hint, edits=edits)
+    message = f"nothing reads `{key}` in `{path.removeprefix('$.')}`"
+    if "$" in homes:
+        message = f"accelerate copies `{key}` out of `{path.removeprefix('$.')}` over the one at the top level"
+    return finding("DS111", place, message, fix=hint, edits=edits or take_out(place))

@@ -8,8 +8,9 @@ DS4xx the machine and the model, DS5xx the release.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from planner.records.problem import Edit, Problem, Severity
+from planner.records.problem import Edit, EditKind, Problem, Severity
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
@@ -20,7 +21,7 @@ class Rule:
 
     title: str
     severity: Severity = ERROR
-    bites: str = "config"  # config, engine init, first step, save, silently
+    bites: str = "config"  # config, launch, engine init, first step, save, silently
 
 
 RULES = {
@@ -141,3 +142,23 @@ def finding(
         fix=fix,
         edits=edits,
     )
+
+
+def take_out(*paths: str) -> tuple[Edit, ...]:
+    """Edits that remove keys."""
+    return tuple(Edit(kind=EditKind.REMOVE, path=path) for path in paths)
+
+
+def write(path: str, value: Any) -> tuple[Edit, ...]:
+    """The edit that writes a value."""
+    return (Edit(kind=EditKind.SET, path=path, value=value),)
+
+
+def rename(path: str, to: str) -> tuple[Edit, ...]:
+    """The edit that gives a key its right name."""
+    return (Edit(kind=EditKind.RENAME, path=path, to=to),)
+
+
+def move(path: str, to: str) -> tuple[Edit, ...]:
+    """The edit that puts a key where it is read."""
+    return (Edit(kind=EditKind.MOVE, path=path, to=to),)

@@ -55,7 +55,7 @@ def _problems_of(
     path, rule = json_path(broken.path), VALUE_RULE.get(schema_name, "DS201")
     if broken.keyword == "additionalProperties":
         for key in sorted(map(str, broken.wanted)):
-            problem = unknown_key(path, key, broken.schema, schema, schema_name)
+            problem = unknown_key(path, key, broken.value, broken.schema, schema, schema_name)
             dropped = problem.rule == "DS010" and problem.path not in refused  # its value is "auto"
             yield replace(problem, severity=Severity.WARNING, bites="silently") if dropped else problem
     elif broken.keyword == "required":

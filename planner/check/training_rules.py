@@ -11,13 +11,17 @@ from typing import Any
 from planner.check import engine_rules
 from planner.check.deepspeed_rules import ZERO, device_of, section, stage_of
 from planner.check.loader.typed import flag
-from planner.check.rules import finding
+from planner.check.rules import finding, move, rename, take_out, write
 from planner.errors import nearest
 from planner.records.problem import Problem, Severity
 
 # Types that ZeRO runs without zero_allow_untested_optimizer (deepspeed/runtime/zero/utils.py); upper case is ignored.
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
 OWN = (*TESTED, "lamb", "muadam", "muadamw", "musgd")
+TORCH_OPTIMIZERS = (
+    *("SGD", "ASGD", "RMSprop", "Rprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Adafactor", "LBFGS", "SparseAdam"),
+)
+"""Source: torch.optim (2.13); DeepSpeed takes any of these by name."""
 GONE = ("onebitadam", "zerooneadam", "onebitlamb")
 # Constructor arguments of FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW, and what the engine takes out before.
 ADAM_PARAMETERS = (
@@ -67,9 +71,13 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     elif stage_of(config) > 0 and name not in TESTED and config.get("zero_allow_untested_optimizer") is not True:
         near = nearest(name, OWN, limit=1)
         fix = (
-            f"did you mean `{near[0]}`?" if near and name not in OWN else "set `zero_allow_untested_optimizer` to true"
+            f"did you mean `{near[0]}`?"
+            if near and name not in OWN and kind not in TORCH_OPTIMIZERS
+            else "set `zero_allow_untested_optimizer` to true"
         )
-        yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix)
+        slip = near and name not in OWN and kind not in TORCH_OPTIMIZERS
+        edits = write(path, near[0]) if slip else write("$.zero_allow_untested_optimizer", value=True)
+        yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix, edits=edits)
 
 
 def sixteen_bit_master_weights(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -102,7 +110,8 @@ def muon_can_run(config: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if stage_of(config) == 3 and section(config, "zero_optimization").get("reduce_scatter", True) is not False:
         message = "DeepSpeed refuses it with Muon at stage 3, and it is on by default"
-        yield finding("DS067", f"{ZERO}.reduce_scatter", message, fix="set it to false")
+        edits = write(f"{ZERO}.reduce_scatter", value=False)
+        yield finding("DS067", f"{ZERO}.reduce_scatter", message, fix="set it to false", edits=edits)
     if device_of(config, "offload_optimizer") != "none":
         message = "Muon with offload has been seen to diverge (https://github.com/deepspeedai/DeepSpeed/issues/8463)"
         yield finding(
@@ -119,9 +128,10 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
     kind, params = section(config, "optimizer").get("type"), section(config, "optimizer", "params")
     path = "$.optimizer.params"
     if "max_grad_norm" in params:
-        yield finding(
-            "DS062", f"{path}.max_grad_norm", "the optimizer has no such parameter", fix="use `gradient_clipping`"
-        )
+        here = f"{path}.max_grad_norm"
+        edits = take_out(here) if "gradient_clipping" in config else move(here, "$.gradient_clipping")
+        message = "the optimizer has no such parameter"
+        yield finding("DS062", here, message, fix="use `gradient_clipping`", edits=edits)
     known = PARAMETERS.get(str(kind).lower())
     if known is not None:
         for key in params:
@@ -130,12 +140,15 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
                 fix = (
                     "write `lr`" if key == "learning_rate" else f"did you mean `{near[0]}`?" if near else "take it out"
                 )
-                yield finding("DS062", f"{path}.{key}", f"`{kind}` has no parameter `{key}`", fix=fix)
+                right = "lr" if key == "learning_rate" else near[0] if near else ""
+                here = f"{path}.{key}"
+                edits = take_out(here) if not right or right in params else rename(here, right)
+                yield finding("DS062", here, f"`{kind}` has no parameter `{key}`", fix=fix, edits=edits)
     if params.get("torch_adam") is True and device_of(config, "offload_optimizer") != "none":
         message = "torch's AdamW steps the offloaded states, several times slower than DeepSpeed's CPU Adam"
-        yield finding(
-            "DS062", f"{path}.torch_adam", message, fix="leave it out", severity=Severity.WARNING, bites="silently"
-        )
+        here, warning = f"{path}.torch_adam", Severity.WARNING
+        fix, edits = "leave it out", take_out(f"{path}.torch_adam")
+        yield finding("DS062", here, message, fix=fix, severity=warning, bites="silently", edits=edits)
 
 
 def scheduler_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -145,18 +158,19 @@ def scheduler_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     near = nearest(kind, SCHEDULERS, limit=1)
     if near or not kind.endswith(("LR", "Restarts", "Plateau")):  # anything else may be a class of torch
         fix = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(SCHEDULERS)}, or a class of torch"
-        yield finding("DS063", "$.scheduler.type", f"there is no scheduler `{kind}`", fix=fix)
+        edits = write("$.scheduler.type", near[0]) if near else ()
+        yield finding("DS063", "$.scheduler.type", f"there is no scheduler `{kind}`", fix=fix, edits=edits)
 
 
 def clipping(config: Mapping[str, Any]) -> Iterator[Problem]:
     if "gradient_clipping" not in config:
         message = "not given: DeepSpeed clips at 1.0, whatever the Trainer's `max_grad_norm` says"
-        yield finding("DS060", "$.gradient_clipping", message, fix="add it")
+        edits = write("$.gradient_clipping", 1.0)
+        yield finding("DS060", "$.gradient_clipping", message, fix="add it", edits=edits)
     if section(config, "zero_optimization").get("compute_grad_norm") is False and config.get("gradient_clipping", 1.0):
         path = f"{ZERO}.compute_grad_norm"
-        yield finding(
-            "DS061", path, "clipping needs the gradient norm", fix="set `gradient_clipping` to 0, or leave it out"
-        )
+        message, fix = "clipping needs the gradient norm", "set `gradient_clipping` to 0, or leave it out"
+        yield finding("DS061", path, message, fix=fix, edits=take_out(path))
 
 
 def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -166,19 +180,25 @@ def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding("DS063", f"{path}.total_num_steps", f"`{kind}` needs `total_num_steps`", fix="add it")
     if kind == "WarmupDecayLR" and "warmup_max_lr" not in params:
         message = "without `warmup_max_lr` the learning rate becomes 0.001, whatever the optimizer says"
-        yield finding("DS063", f"{path}.warmup_max_lr", message, fix="add it", bites="silently")
+        lr = section(config, "optimizer", "params").get("lr")
+        edits = write(f"{path}.warmup_max_lr", lr) if isinstance(lr, (int, float, str)) else ()
+        yield finding("DS063", f"{path}.warmup_max_lr", message, fix="add it", bites="silently", edits=edits)
     if kind == "WarmupCosineLR":
         for key in params:
             if key not in COSINE_PARAMETERS:
                 message = f"`WarmupCosineLR` has no parameter `{key}`"
-                yield finding("DS063", f"{path}.{key}", message, fix="it takes `warmup_min_ratio` and `cos_min_ratio`")
+                fix, edits = "it takes `warmup_min_ratio` and `cos_min_ratio`", take_out(f"{path}.{key}")
+                yield finding("DS063", f"{path}.{key}", message, fix=fix, edits=edits)
     steps = params.get("warmup_num_steps", 1)
-    if kind in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR") and steps != "auto":
-        if not isinstance(steps, int) or steps <= 0:  # true is 1
-            message = f"`{steps}` is not a positive whole number of steps"
-            yield finding(
-                "DS063", f"{path}.warmup_num_steps", message, fix="write 1 or more, without point or exponent"
-            )
+    warms_up = kind in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR") and steps != "auto"
+    if warms_up and (not isinstance(steps, int) or steps <= 0):  # true is 1
+        message, fix = (
+            f"`{steps}` is not a positive whole number of steps",
+            "write 1 or more, without point or exponent",
+        )
+        whole = isinstance(steps, float) and steps >= 1 and steps == int(steps)
+        edits = write(f"{path}.warmup_num_steps", int(steps)) if whole else ()
+        yield finding("DS063", f"{path}.warmup_num_steps", message, fix=fix, edits=edits)
 
 
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Problem]], ...] = (
