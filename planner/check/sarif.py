@@ -71,4 +71,4 @@ def uri_of(name: str, folder: str) -> str:
         relative = os.path.relpath(name, folder)
     except ValueError:  # another drive
         relative = os.path.abspath(name)
-    return quote(relative.replace(os.sep, "/"))
+    return quote(os.fsencode(relative.replace(os.sep, "/")))
