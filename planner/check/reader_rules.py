@@ -111,19 +111,18 @@ def _may_go(path: str) -> bool:
 
 def precision_left_open(together: Together, context: Context) -> Iterator[Problem]:
     """accelerate alone resolves "auto" by mixed_precision; without one it is off."""
-    file = together.deepspeed
-    if file is None or reader_of(together, context) is not Reader.ACCELERATE or together.launch is None:
+    file, yaml = together.deepspeed, deepspeed_yaml(together)
+    if file is None or yaml is None or reader_of(together, context) is not Reader.ACCELERATE:
         return
-    yaml = deepspeed_yaml(together)
-    if launch_flag(together, "mixed_precision") or (yaml is not None and yaml.fields.get("mixed_precision")):
+    if launch_flag(together, "mixed_precision") or yaml.fields.get("mixed_precision"):
         return
-    on = [name for name in ("bf16", "fp16") if section(file.fields, name).get("enabled") is True]
-    for name in ("bf16", "fp16"):
-        if not on and section(file.fields, name).get("enabled") == "auto":
+    switches = {name: section(file.fields, name).get("enabled") for name in ("bf16", "fp16")}
+    for name, switch in switches.items():
+        if switch == "auto" and True not in switches.values():
             message = "no `mixed_precision` is given, so accelerate switches it off: the run is fp32"
-            fix = "write true, or start with `--mixed_precision`"
-            path = f"$.{name}.enabled"
-            yield finding("DS014", path, message, fix=fix, severity=Severity.WARNING, bites="silently", file=file.name)
+            fix, path = "write true, or start with `--mixed_precision`", f"$.{name}.enabled"
+            warning = Severity.WARNING
+            yield finding("DS014", path, message, fix=fix, severity=warning, bites="silently", file=file.name)
 
 
 def divided_total(together: Together, context: Context) -> Iterator[Problem]:
@@ -161,11 +160,13 @@ def checkpointing_block(together: Together, context: Context) -> Iterator[Proble
     if file is None or reader_of(together, context) is not Reader.TRAINER:
         return
     block = section(file.fields, "activation_checkpointing")
-    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "number_checkpoints"):
-        if block.get(key) not in (None, False, "auto"):
-            message = "Hugging Face models do not call DeepSpeed's checkpointing, so this has no effect"
-            fix = "set `gradient_checkpointing` in TrainingArguments, and leave the block out"
-            yield finding("DS070", f"$.activation_checkpointing.{key}", message, fix=fix, file=file.name)
+    keys = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "number_checkpoints")
+    if any(block.get(key) not in (None, False, "auto") for key in keys):
+        message = "Hugging Face models do not call DeepSpeed's checkpointing, so the block has no effect"
+        fix = "set `gradient_checkpointing` in TrainingArguments, and leave the block out"
+        path = "$.activation_checkpointing"
+        edits = (Edit(kind=EditKind.REMOVE, path=path),)
+        yield finding("DS070", path, message, fix=fix, file=file.name, edits=edits)
 
 
 def offloaded_client_optimizer(together: Together, context: Context) -> Iterator[Problem]:
@@ -185,9 +186,14 @@ def offloaded_client_optimizer(together: Together, context: Context) -> Iterator
 
 
 def no_optimizer_at_all(together: Together, context: Context) -> Iterator[Problem]:
-    """Stage 3 without an optimizer is an engine for inference; stages 1 and 2 want one at once."""
+    """Stage 3 without an optimizer is an engine for inference; stages 1 and 2 want one at once.
+
+    A file that allows an untested optimizer expects one of the script.
+    """
     file = together.deepspeed
     if file is None or reader_of(together, context) is not Reader.DEEPSPEED or "optimizer" in file.fields:
+        return
+    if file.fields.get("zero_allow_untested_optimizer") is True:
         return
     if stage_of(file.fields) in (1, 2, 3) and not section(file.fields, "zero_optimization", "offload_optimizer"):
         message = "no optimizer is given here; ZeRO needs one that the script passes to deepspeed.initialize"
