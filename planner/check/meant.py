@@ -81,7 +81,7 @@ def _wrong_value(problem: Problem, file: File) -> Edits:
         return write(path, 0) if path == "$.fp16.loss_scale" else ()
     if isinstance(value, str):
         meant = _meant(value, kinds, allowed)
-        return write(path, meant[0]) if meant else ()
+        return write(path, meant[0]) if meant and meant[0] != value else ()
     numeric = bool(kinds & {"integer", "number"})
     if isinstance(value, bool):
         return write(path, int(value)) if numeric and "boolean" not in kinds else ()

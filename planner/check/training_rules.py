@@ -69,13 +69,10 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     if name in GONE:
         yield finding("DS066", path, f"DeepSpeed has removed `{kind}`", fix="use AdamW")
     elif stage_of(config) > 0 and name not in TESTED and config.get("zero_allow_untested_optimizer") is not True:
-        near = nearest(name, OWN, limit=1)
-        fix = (
-            f"did you mean `{near[0]}`?"
-            if near and name not in OWN and kind not in TORCH_OPTIMIZERS
-            else "set `zero_allow_untested_optimizer` to true"
-        )
+        alike = [other for other in OWN if other.startswith("mu") == name.startswith("mu")]  # sgd is not musgd
+        near = nearest(name, alike, limit=1)
         slip = near and name not in OWN and kind not in TORCH_OPTIMIZERS
+        fix = f"did you mean `{near[0]}`?" if slip else "set `zero_allow_untested_optimizer` to true"
         edits = write(path, near[0]) if slip else write("$.zero_allow_untested_optimizer", value=True)
         yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix, edits=edits)
 
