@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -75,6 +74,7 @@ def test_every_key_with_every_odd_value_is_refused_where_deepspeed_refuses_it() 
 def test_every_value_in_an_accelerate_file_is_refused_where_accelerate_refuses_it() -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("deepspeed")
+    yaml = pytest.importorskip("yaml")
     seen: Counter[str] = Counter()
     named = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}
     for base in YAML_BASES:
@@ -85,9 +85,10 @@ def test_every_value_in_an_accelerate_file_is_refused_where_accelerate_refuses_i
                 document = copy.deepcopy(base)
                 section = document[path[0]] if len(path) == 2 else document
                 section[path[-1]] = value
-                refused = accelerate_refusal(json.dumps(document), named)
-                found = launch_refusals(json.loads(json.dumps(document)))
-                assert bool(refused) == bool(found), (document, refused, found)
+                text = yaml.safe_dump(document)
+                refused = accelerate_refusal(text, named)
+                found = launch_refusals(yaml.safe_load(text))
+                assert bool(refused) == bool(found), (path, value, refused, found)
                 seen["refused" if refused else "loads"] += 1
     print(dict(seen))
     assert min(seen["refused"], seen["loads"]) > 1_000

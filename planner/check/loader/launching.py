@@ -149,6 +149,7 @@ def _counts(config: Mapping[str, Any], arguments: Arguments) -> Refusals:
     gpus = config.get("gpu_ids")
     if _is_multi_gpu(config) and isinstance(gpus, str) and gpus != "all" and "," not in gpus and machines <= 1:
         yield "$.gpu_ids", "two or more GPUs are needed"
+    rank = arguments.get("machine_rank", None if "machine_rank" in config else 0)
     kind = kind_of_launch(config)
     through_ssh = kind == "deepspeed" and arguments.get("deepspeed_multinode_launcher") != "standard"
     if machines > 1:
@@ -156,18 +157,14 @@ def _counts(config: Mapping[str, Any], arguments: Arguments) -> Refusals:
         divided = kind != "simple" and not (through_ssh and filtered)
         if divided and "num_processes" in config and not isinstance(processes, (int, float)):
             yield arguments.path("num_processes"), A_NUMBER
-        if kind != "simple" and not parses(int, arguments.get("machine_rank", 0)):
+        if kind != "simple" and not parses(int, rank):
             yield arguments.path("machine_rank"), A_NUMBER
     port = arguments.get("main_process_port")
-    checked = machines <= 1 or (parses(int, arguments.get("machine_rank", 0)) and _is_first(arguments))
+    checked = machines <= 1 or (parses(int, rank) and int(rank) == 0)
     if kind != "simple" and checked and port is not None and not (isinstance(port, int) and 0 <= port < 65536):
         yield arguments.path("main_process_port"), "a port is needed"
     if arguments.get("use_cpu") and "num_processes" in config and not isinstance(processes, (int, float)):
         yield arguments.path("num_processes"), A_NUMBER
-
-
-def _is_first(arguments: Arguments) -> bool:
-    return int(arguments.get("machine_rank", 0)) == 0
 
 
 def _is_count(value: Any) -> bool:
