@@ -20,7 +20,7 @@ from planner.errors import one_line
 from planner.records.problem import Edit, EditKind, Problem, Severity
 
 VALUE_RULES = frozenset(
-    ("DS004", "DS013", "DS014", "DS021", "DS031", "DS051", "DS064", "DS066", "DS112", "DS121", "DS123")
+    ("DS004", "DS013", "DS014", "DS021", "DS031", "DS051", "DS064", "DS066", "DS112", "DS322", "DS121", "DS123")
 )
 """Rules about a value: their place is the value's, not the key's."""
 PYTHON_WORDS = {"True": True, "False": False, "None": None}

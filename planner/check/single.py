@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.check import arguments
 from planner.check.accelerate_rules import accelerate_problems
+from planner.check.arguments_file import arguments_problems
 from planner.check.deepspeed_rules import deepspeed_problems
 from planner.check.loader_rules import unreported
 from planner.check.nodes import Node
@@ -84,7 +85,7 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
     problems = [_for_kind(problem, kind) for problem in parsed.problems]
     readable = parsed.document is not None or not problems
     if readable:
-        problems += _rules(kind, parsed.document)
+        problems += _rules(kind, parsed.document, parsed.notation)
     file = File(name=name, kind=kind, text=text, document=parsed.document)
     return Looked(
         name=name,
@@ -169,7 +170,7 @@ def _for_kind(problem: Problem, kind: Kind) -> Problem:
     return problem
 
 
-def _rules(kind: Kind, document: Any) -> list[Problem]:
+def _rules(kind: Kind, document: Any, notation: Notation = Notation.JSON) -> list[Problem]:
     problems: list[Problem] = []
     has_schema = kind in (Kind.DEEPSPEED, Kind.ACCELERATE, Kind.PLAN, Kind.SMOKE)
     if has_schema and isinstance(document, Mapping) and not _is_sagemaker(document):
@@ -181,7 +182,9 @@ def _rules(kind: Kind, document: Any) -> list[Problem]:
     elif kind is Kind.ACCELERATE:
         problems += accelerate_problems(document)
         problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
-    elif kind is Kind.TRAINING and not isinstance(document, Mapping):
+    elif kind is Kind.TRAINING and isinstance(document, Mapping):
+        problems += arguments_problems(document, converted=notation is Notation.YAML)
+    elif kind is Kind.TRAINING:
         problems.append(finding("DS001", "$", "TrainingArguments are names with values", fix="write one mapping"))
     return problems
 
@@ -197,6 +200,7 @@ def _script(name: str, text: str) -> Looked:
         files.append(File(name=name, kind=Kind.TRAINING, text=text, document=arguments.document_of(flags)))
         roots.append(flags)
     kind = files[0].kind if files else Kind.TEXT
+    problems = _rules(Kind.TRAINING, files[-1].fields) if flags is not None else []
     return Looked(
         name=name,
         text=text,
@@ -204,7 +208,7 @@ def _script(name: str, text: str) -> Looked:
         notation=Notation.SHELL,
         files=tuple(files),
         roots=tuple(roots),
-        problems=(),
+        problems=tuple(locate(problems, name, text, flags)),
     )
 
 

@@ -51,3 +51,14 @@ OLD = """
     ray_scope
 """
 NAMES = frozenset((*KINDS, *OLD.split()))
+RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps",  # below 1 it is a share of all steps
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "no_cuda": "use_cpu",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "xpu_backend": "ddp_backend",
+}
+"""Old names whose value goes under the new one as it is. Source: the deprecation warnings of transformers 4."""
