@@ -43,9 +43,9 @@ class CheckResult:
 
 
 def as_dict(problem: Problem) -> dict[str, Any]:
-    """A finding in the words of the document; a launcher that refuses its file has read it."""
+    """A finding in the words of the document, which has none for a launcher that stops after it has read the file."""
     found = {key: getattr(problem, key) for key in ORDER}
-    bites = "config" if problem.bites == "launch" else problem.bites
+    bites = "engine init" if problem.bites == "launch" else problem.bites
     return {**found, "severity": problem.severity.value, "bites": bites}
 
 

@@ -30,6 +30,11 @@ RULE_OF = {
     "$.zero_optimization.compute_grad_norm": "DS061",
     "$.zero_optimization.offload_optimizer.ratio": "DS043",
 }
+ZERO = "$.zero_optimization"
+LOOKED_INTO = (
+    *(ZERO, f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param", "$.optimizer", "$.optimizer.params"),
+    *("$.scheduler", "$.scheduler.params", "$.fp16", "$.bf16"),
+)
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
@@ -73,6 +78,25 @@ def after_filling(together: Together, context: Context) -> Iterator[Problem]:
         yield finding("DS030", "$.fp16.enabled", message, fix=fix, file=file.name)
 
 
+def sections_looked_into(together: Together, context: Context) -> Iterator[Problem]:
+    """Where the Trainer and accelerate look for keys, only a section will do; null counts as absent."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) not in (Reader.TRAINER, Reader.ACCELERATE):
+        return
+    for path in LOOKED_INTO:
+        value = _value_at(file.fields, path)
+        if value is not None and not isinstance(value, (Mapping, bool) if path == ZERO else Mapping):
+            yield _refused(file.fields, path, "a section is needed", "accelerate", file=file.name)
+
+
+def full_evaluation(together: Together, context: Context) -> Iterator[Problem]:
+    """TrainingArguments refuses both precisions at once for the evaluation too."""
+    training, names = together.training, ("fp16_full_eval", "bf16_full_eval")
+    if training is not None and all(argument_is_on(together, name) for name in names):
+        message = "`fp16_full_eval` and `bf16_full_eval` are both set: the Trainer refuses the pair"
+        yield finding("DS306", "$.fp16_full_eval", message, fix="leave one of them out", file=training.name)
+
+
 def _filled(given: Any, wanted: Any) -> Any:
     return wanted if given == "auto" and wanted is not None else given
 
@@ -104,4 +128,4 @@ def _value_at(config: Any, path: str) -> Any:
     return config
 
 
-RULES = (batch_with_ranks, after_filling)
+RULES = (batch_with_ranks, after_filling, sections_looked_into, full_evaluation)

@@ -193,7 +193,7 @@ def scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
             f"`{steps}` is not a positive whole number of steps",
             "write 1 or more, without point or exponent",
         )
-        whole = isinstance(steps, float) and steps >= 1 and steps == int(steps)
+        whole = isinstance(steps, float) and steps >= 1 and steps.is_integer()
         edits = write(f"{path}.warmup_num_steps", int(steps)) if whole else ()
         yield finding("DS063", f"{path}.warmup_num_steps", message, fix=fix, edits=edits)
 

@@ -43,7 +43,7 @@ ANY_CASE = {
     "$.gradient_allreduce_op": REDUCTIONS,
     "$.log_level": ("debug", "info", "warning", "error", "critical"),
 }
-EMPTY_IS_FINE = ("$.optimizer.params", "$.scheduler.params", "$.bf16", "$.bfloat16", "$.expert_parallel")
+EMPTY_IS_FINE = ("$.optimizer.params", "$.bf16", "$.bfloat16", "$.expert_parallel")
 BATCH = ("$.train_batch_size", "$.train_micro_batch_size_per_gpu", "$.gradient_accumulation_steps")
 
 
