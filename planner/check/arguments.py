@@ -22,15 +22,15 @@ MODULES = {
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }
-# Launcher flags without a value (accelerate launch, deepspeed and torchrun --help).
-SWITCHES = frozenset(
-    (
-        *("use_deepspeed", "use_fsdp", "multi_gpu", "cpu", "tpu", "debug", "quiet", "same_network", "use_xpu"),
-        *("use_megatron_lm", "use_parallelism_config", "fp8", "enable_cpu_affinity", "dynamo_use_fullgraph"),
-        *("no_local_rank", "no_python", "no_ssh", "force_multi", "save_pid", "bind_cores_to_core", "no_ssh_check"),
-        *("standalone", "no-python", "use_env", "module", "m", "no_tqdm", "main_training"),
-    )
-)
+# Flags without a value, of `accelerate launch` (1.15), `deepspeed` (0.19.8) and torchrun (torch 2.13): their parsers.
+SWITCHES_TEXT = """
+    bind_cores_to_rank cpu debug downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph
+    dynamo_use_regional_compilation enable_cpu_affinity force_multi fp8_use_autocast_during_eval m module
+    multi_gpu no_local_rank no_python no_ssh no_ssh_check no_tpu_cluster q quiet run_path same_network
+    save_pid standalone tpu tpu_cluster tpu_use_sudo use_deepspeed use_fsdp use_megatron_lm
+    use_parallelism_config virtual_local_rank
+"""
+SWITCHES = frozenset(SWITCHES_TEXT.split())
 # Said by many scripts, so no sign of the Trainer by themselves.
 COMMON = frozenset(("seed", "local_rank", "deepspeed", "output_dir", "learning_rate", "weight_decay", "fp16", "bf16"))
 CONFIG_NAME = re.compile(r"\S+\.(?:json|ya?ml)\b", re.IGNORECASE)
@@ -155,7 +155,7 @@ def _is_script(words: list[Word], first: int, at: int) -> bool:
     if word.value.startswith("-"):
         return False
     before = words[at - 1].value if at > first else ""
-    takes_it = before.startswith("-") and "=" not in before and before.lstrip("-") not in SWITCHES
+    takes_it = before.startswith("-") and "=" not in before and before.lstrip("-").replace("-", "_") not in SWITCHES
     return not takes_it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import shutil
 import subprocess
@@ -10,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from planner.check.arguments import document_of, names_in_launch, read_flags, read_launch, training_flags, typed
+from planner.check.arguments import (
+    SWITCHES,
+    document_of,
+    names_in_launch,
+    read_flags,
+    read_launch,
+    training_flags,
+    typed,
+)
 from planner.check.nodes import Lines, places
 from planner.check.shell_text import commands
 from planner.check.single import look_at
@@ -139,6 +148,33 @@ def test_words_are_those_of_bash() -> None:
         ran = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True).stdout.splitlines()
         words = [word.value for word in commands(line)[-1]]
         assert (words[1:] if "echo" in line else words) == ran, line
+
+
+@pytest.mark.deepspeed
+@pytest.mark.accelerate
+def test_switches_are_those_of_the_installed_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    runner = pytest.importorskip("deepspeed.launcher.runner")
+    from torch.distributed.run import get_args_parser
+
+    parsers = [launch.launch_command_parser(), get_args_parser()]
+
+    def keep(self: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
+        parsers.append(self)
+        raise SystemExit
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", keep)
+    with pytest.raises(SystemExit):
+        runner.parse_args([])
+    found = {
+        option.lstrip("-").replace("-", "_")
+        for parser in parsers
+        for action in parser._actions
+        if action.nargs == 0
+        for option in action.option_strings
+    }
+    assert found - {"h", "help"} == SWITCHES
+    assert len(parsers) == 3
 
 
 @pytest.mark.transformers
