@@ -136,3 +136,35 @@ def test_deepspeed_reads_switches_as_the_outcomes_say() -> None:
     assert bool(config.dump_state) is True
     assert config.float16_config.enabled is False
     assert config.gradient_clipping == "1.0"
+
+
+WORDS = (
+    *("5", "5.", "5.0", " 5 ", "+5", "-0", "1_0", "1__0", "_1", "5e3", "0x5", "٣", "05", ".0", "1e0", "5.0.0", ""),
+    *("0.5", "0.5\n", "nan", "inf", ".5", "0x1p-1", "½", "٠.٥", "TRUE", " true", "t", "On", "y", "no", "None", "2"),
+    *(0.0, 1.0, 2, -1, 1.5, True, False, None, 10**30, float("nan"), float("inf"), [], {}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("zero", "reduce_bucket_size"),
+        ("zero", "stage"),
+        ("zero", "overlap_comm"),
+        ("offload", "ratio"),
+        ("fp16", "hysteresis"),
+    ],
+)
+def test_words_are_converted_as_pydantic_converts_them(section: str, key: str) -> None:
+    pytest.importorskip("deepspeed")
+    blocks: dict[str, Any] = {
+        "zero": lambda value: {"zero_optimization": {key: value}},
+        "offload": lambda value: {"zero_optimization": {"stage": 3, "offload_optimizer": {key: value}}},
+        "fp16": lambda value: {"fp16": {key: value}},
+    }
+    schema = load_schema("deepspeed")
+    for word in WORDS:
+        document = {"train_micro_batch_size_per_gpu": 1, **blocks[section](word)}
+        assert bool(refusals(document, schema, RANKS)) == bool(deepspeed_refusal(document, RANKS)), (key, word)

@@ -14,7 +14,7 @@ from typing import Any
 
 TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})
 FALSE_WORDS = frozenset({"0", "off", "f", "false", "n", "no"})
-WHOLE = re.compile(r"[+-]?\d+(?:_\d+)*(?:\.0*)?")
+WHOLE = re.compile(r"[+-]?\d+(?:_\d+)*(?:\.0+)?", re.ASCII)
 BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "minimum": lambda value, bound: value >= bound,
     "exclusiveMinimum": lambda value, bound: value > bound,
@@ -98,7 +98,7 @@ def _number(part: Mapping[str, Any], value: Any) -> float:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    if isinstance(value, str):
+    if isinstance(value, str) and value.isascii():
         try:
             return float(value.strip())
         except ValueError:
