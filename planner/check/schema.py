@@ -124,6 +124,8 @@ def _expected(broken: Violation) -> str:
     if keyword == "type":
         kinds = [wanted] if isinstance(wanted, str) else wanted
         return " or ".join(names[kind] for kind in kinds) + _range(schema)
+    if keyword == "pattern" and "examples" in schema:  # a closed list of words, in any case
+        return "one of " + ", ".join(json.dumps(item) for item in schema["examples"])
     if keyword == "pattern":
         return f"text of the form {wanted}"
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):

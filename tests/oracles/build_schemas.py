@@ -60,7 +60,7 @@ def build(name: str) -> str:
         sections["dtype"] = {"enum": [*FLOATS, None]}
     else:
         sections["flag"] = {"type": ["boolean", "integer", "string"], "minimum": 0, "maximum": 1}
-        sections["flag"]["pattern"] = any_case(TRUTH)
+        sections["flag"] |= {"pattern": any_case(TRUTH), "examples": ["true", "false"]}
     return text_of({**head, **document, "$defs": dict(sorted(sections.items()))}) + "\n"
 
 
