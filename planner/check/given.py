@@ -161,10 +161,17 @@ def _model(text: str) -> tuple[ModelShape | None, Mapping[str, Any] | None]:
     try:
         shape = resolve_model(text)
     except PlannerError:
-        if config is None and not HUB_ID.fullmatch(text.strip()):
+        if config is None and not HUB_ID.fullmatch(text.strip()) and not _is_recognised(text):
             raise
         return None, config
     return shape, config if config is not None else _catalogue_config(text)
+
+
+def _is_recognised(text: str) -> bool:
+    """Whether the name alone tells the type of the model."""
+    from planner.check.known_models import type_of
+
+    return type_of(Context(model_name=text)) is not None
 
 
 def _config_file(text: str) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ from planner.check.run_facts import (
     launch_flag,
     launcher_of,
     named_file,
+    number,
     reader_of,
     whole,
     yaml_of,
@@ -31,6 +32,18 @@ from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 
 FLAGS = "$.launcher_flags"
+ZERO = "$.zero_optimization"
+IN_THE_FILE = {
+    "gradient_accumulation_steps": "$.gradient_accumulation_steps",
+    "gradient_clipping": "$.gradient_clipping",
+    "zero_stage": f"{ZERO}.stage",
+    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
+    "offload_optimizer_nvme_path": f"{ZERO}.offload_optimizer.nvme_path",
+    "offload_param_device": f"{ZERO}.offload_param.device",
+    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
+    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+}
+"""Where the DeepSpeed file says the same. Source: accelerate 1.15, DeepSpeedPlugin `plugin_to_config_mapping`."""
 # Launchers that tell a process its rank and the world size before the script starts.
 TELL_THE_RANK = ("accelerate", "deepspeed", "torchrun", "torch.distributed.run", "kubernetes", "skypilot", "pdsh")
 SILENT_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "srun", "slurm", "ray", "python", "python3")
@@ -46,11 +59,20 @@ def overruled_flags(together: Together, context: Context) -> Iterator[Problem]:
     if launch is None or not (launch_flag(together, "deepspeed_config_file") or through_yaml):
         return
     for key in OWNED_BY_THE_FILE:
-        if launch_flag(together, key) is not None:
-            message = f"`--{key}` is overruled by the DeepSpeed file, without a word"
-            yield finding(
-                "DS310", f"{FLAGS}.{key}", message, fix="take the flag out; change the file", file=launch.name
-            )
+        flag = launch_flag(together, key)
+        if flag is None:
+            continue
+        place = IN_THE_FILE[key]
+        *sections, name = place.removeprefix("$.").split(".")
+        there = section(file.fields, *sections).get(name) if file is not None else None
+        same = str(there).lower() == str(flag).lower() or (number(there) is not None and number(there) == number(flag))
+        severity = Severity.WARNING if same else Severity.ERROR
+        message = f"`--{key} {flag}` is overruled by the DeepSpeed file, without a word"
+        fix = "take the flag out; change the file"
+        yield finding("DS310", f"{FLAGS}.{key}", message, fix=fix, severity=severity, file=launch.name)
+        if file is not None and there not in (None, "auto") and not same:
+            message = f"`{there}` is what runs, although the launch line says `--{key} {flag}`"
+            yield finding("DS310", place, message, fix="write what is meant here", file=file.name)
     mixed = launch_flag(together, "mixed_precision")
     if file is not None and mixed in ("bf16", "fp16"):
         other = "bf16" if mixed == "fp16" else "fp16"
@@ -175,7 +197,9 @@ def nodes_agree(together: Together, context: Context) -> Iterator[Problem]:
             free = [
                 n for n in range(machines) if n not in {f.fields.get("machine_rank", 0) for f in together.accelerate}
             ]
-            message = f"`{ranks[rank]}` has the rank {rank} too: both wait for a machine that never comes"
+            message = (
+                f"`{PurePath(ranks[rank]).name}` has the rank {rank} too: both wait for a machine that never comes"
+            )
             edits = (Edit(kind=EditKind.SET, path="$.machine_rank", value=free[0]),) if free else ()
             fix = f"write {free[0]}" if free else "give every machine its own rank"
             yield finding("DS314", "$.machine_rank", message, fix=fix, bites="engine init", file=file.name, edits=edits)
@@ -184,7 +208,9 @@ def nodes_agree(together: Together, context: Context) -> Iterator[Problem]:
         for key in MULTINODE:
             here, there = file.fields.get(key), first.fields.get(key)
             if here != there and there not in LOOPBACK:
-                message = f"`{here}` here, `{there}` in `{first.name}`: the machines do not find one another"
+                message = (
+                    f"`{here}` here, `{there}` in `{PurePath(first.name).name}`: the machines do not find one another"
+                )
                 edits = (Edit(kind=EditKind.SET, path=f"$.{key}", value=there),) if there is not None else ()
                 yield finding(
                     "DS314", f"$.{key}", message, fix="write the same", bites="engine init", file=file.name, edits=edits
@@ -196,7 +222,7 @@ def nodes_agree(together: Together, context: Context) -> Iterator[Problem]:
 def _blocks_differ(here: Mapping[str, Any], there: Mapping[str, Any], *, file: str, first: str) -> Iterator[Problem]:
     for key in sorted({*here, *there} - {"deepspeed_hostfile"}, key=str):
         if here.get(key) != there.get(key):
-            message = f"`{here.get(key)}` here, `{there.get(key)}` in `{first}`: the ranks train different things"
+            message = f"`{here.get(key)}` here, `{there.get(key)}` in `{PurePath(first).name}`: the ranks train different things"
             yield finding(
                 "DS314", f"$.deepspeed_config.{key}", message, fix="write the same", bites="engine init", file=file
             )

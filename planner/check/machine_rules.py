@@ -30,6 +30,7 @@ ZERO = "$.zero_optimization"
 SMALL_CARD_BYTES = 17 * 10**9
 """Cards of 16 GB and less; drivers report up to 16.9e9 bytes for them."""
 DEFAULT_BUCKET = 500_000_000
+MUCH_STAGING_GIB = 4
 
 
 def has_bf16(context: Context) -> bool | None:
@@ -110,29 +111,35 @@ def tensor_parallel_ranks(together: Together, context: Context) -> Iterator[Prob
 def hpz_divides_ranks(together: Together, context: Context) -> Iterator[Problem]:
     file, stage = together.deepspeed, zero_stage(together)
     ranks, node = ranks_of(together, context), node_size_of(together, context)
-    if file is None or stage is None or stage.value != 3 or ranks is None:
+    if file is None or stage is None or stage.value != 3:
         return
     size = whole(section(file.fields, "zero_optimization").get("zero_hpz_partition_size")) or 1
     path = f"{ZERO}.zero_hpz_partition_size"
-    if size > 1 and ranks % min(size, ranks):
+    if size == 1:
+        return
+    if ranks is not None and ranks % min(size, ranks):
         message = f"{size} does not divide {ranks} ranks"
         yield finding("DS404", path, message, fix=f"write a divisor of {ranks}", file=file.name)
-    elif size > 1 and node is not None and size != node:
-        message = f"a secondary copy of {size} ranks is not a node of {node}: gathering then still crosses the network"
-        message = message if size > node else f"{size} ranks hold a copy each, a node has {node}"
-        fix = f"write {node}, the GPUs of a node"
-        yield finding("DS404", path, message, fix=fix, severity=Severity.WARNING, bites="silently", file=file.name)
+    else:
+        message = "each group of ranks holds a second copy of all 16-bit weights"
+        fix = "leave it out unless the network between nodes decides the speed"
+        if node is not None and size != node:
+            where = "gathering still crosses the network" if size > node else "a node holds several copies"
+            message, fix = f"{size} is not the {node} ranks of a node: {where}", f"write {node}, or leave it out"
+        warning = Severity.WARNING
+        yield finding("DS404", path, message, fix=fix, severity=warning, bites="silently", file=file.name)
 
 
 def buckets_fit_the_card(together: Together, context: Context) -> Iterator[Problem]:
-    """Stages 1 and 2 hold reduce_bucket_size elements, twice with overlap_comm."""
+    """Buffers of reduce_bucket_size elements at every stage, at 1 and 2 twice with overlap_comm."""
     file, stage = together.deepspeed, zero_stage(together)
-    if file is None or stage is None or stage.value not in (1, 2) or context.cluster is None:
+    if file is None or stage is None or stage.value == 0 or context.cluster is None:
         return
     if context.cluster.gpu.memory_bytes > SMALL_CARD_BYTES:
         return
     zero = section(file.fields, "zero_optimization")
-    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+    keys = ("reduce_bucket_size", "allgather_bucket_size") if stage.value < 3 else ("reduce_bucket_size",)
+    for key in keys:
         size = whole(zero.get(key, DEFAULT_BUCKET))
         if size is not None and size >= DEFAULT_BUCKET:
             gigabytes = 2 * size / 1e9
@@ -163,8 +170,9 @@ def offload_on_many_ranks(together: Together, context: Context) -> Iterator[Prob
     if count and size and block.get("pin_memory", True) is not False and device.value == "nvme":
         gib = 2 * count * size / 2**30
         node = node_size_of(together, context) or 1
-        if gib * node >= 16 and context.host_ram_gib is not None and gib * node > 0.1 * context.host_ram_gib:
-            message = f"{count} buffers of {size} elements are {gib * node:.0f} GiB of locked memory on each node"
+        share = gib * node / context.host_ram_gib if context.host_ram_gib else 0.0
+        if gib >= MUCH_STAGING_GIB or share > 0.1:
+            message = f"{count} buffers of {size} elements are {gib:.1f} GiB of locked memory for each of {node} ranks"
             path = f"{ZERO}.offload_param.buffer_size"
             yield finding("DS407", path, message, fix="take smaller or fewer buffers", file=file.name)
 

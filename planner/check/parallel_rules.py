@@ -146,7 +146,7 @@ def unused_section(config: Mapping[str, Any]) -> Iterator[Problem]:
     kind = config.get("distributed_type")
     for name, wanted in (("deepspeed_config", "DEEPSPEED"), ("fsdp_config", "FSDP")):
         block = config.get(name)
-        if isinstance(block, Mapping) and block and kind not in (wanted, None):
+        if isinstance(block, Mapping) and block and kind not in (wanted, None, False):
             settings = {key for key, value in block.items() if value not in (None, False, "none", "no")}
             other = isinstance(config.get("fsdp_config" if wanted == "DEEPSPEED" else "deepspeed_config"), Mapping)
             in_use = kind in ("DEEPSPEED", "FSDP") and other

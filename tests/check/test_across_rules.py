@@ -94,7 +94,7 @@ CASES: tuple[tuple[dict[str, Any], dict[str, Any], str, str, dict[str, Any], dic
         {"gpus": "8"},
         "DS404",
         f"{ZERO}.zero_hpz_partition_size",
-        zero(zero_hpz_partition_size=8),
+        STAGE_3,
         {"gpus": "2x8xA100-80G"},
     ),
     (
@@ -282,7 +282,7 @@ CASES: tuple[tuple[dict[str, Any], dict[str, Any], str, str, dict[str, Any], dic
         {"activation_checkpointing": {"cpu_checkpointing": True}},
         {"trainer": "trainer"},
         "DS070",
-        "$.activation_checkpointing.cpu_checkpointing",
+        "$.activation_checkpointing",
         {"activation_checkpointing": {"cpu_checkpointing": False}},
         {"trainer": "trainer"},
     ),
