@@ -14,7 +14,7 @@ from planner.check.cross import plan_problems
 from planner.check.deepspeed_rules import section
 from planner.check.rules import finding
 from planner.check.single import Looked, look_at
-from planner.check.together import Kind, Together
+from planner.check.together import Kind
 from planner.errors import CheckFailed
 from planner.records.problem import Problem, Severity
 
@@ -76,23 +76,10 @@ def require_valid(files: Mapping[str, str]) -> None:
         raise CheckFailed(f"`{first.file}` is wrong: {first.message} @ {first.path}{more}", hint=first.fix)
 
 
-def pair_findings(run: Together) -> list[Problem]:
-    """An Accelerate file against the DeepSpeed file it goes with."""
-    if run.deepspeed is None:
-        return []
-    return [
-        problem
-        for file in run.accelerate[:1]
-        for problem in pair_problems(file.fields, run.deepspeed.fields, run.deepspeed.name)
-    ]
-
-
 def named_file_problems(
     accelerate: Mapping[str, Any],
     files: Collection[str],
     documents: Mapping[str, Any],
-    *,
-    file: str = "accelerate.yaml",
 ) -> list[Problem]:
     """Does the DeepSpeed file that the YAML names lie beside it, and do both go together?"""
     named = section(accelerate, "deepspeed_config").get("deepspeed_config_file")
@@ -100,7 +87,7 @@ def named_file_problems(
         return []
     name = named.removeprefix("./")
     if name not in files:
-        path = "$.deepspeed_config.deepspeed_config_file"
-        return [finding("DS121", path, f"there is no file `{named}` beside it", fix="give the right path", file=file)]
+        path, message = "$.deepspeed_config.deepspeed_config_file", f"there is no file `{named}` beside it"
+        return [finding("DS121", path, message, fix="give the right path", file="accelerate.yaml")]
     deepspeed = documents.get(name)
     return pair_problems(accelerate, deepspeed, name) if isinstance(deepspeed, Mapping) else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from planner.check.across import across_problems, reader_of, settled
 from planner.check.context import Context, Reader
-from planner.check.folder import looked_in, pair_findings, plan_findings
+from planner.check.folder import looked_in, plan_findings
 from planner.check.given import READERS
 from planner.check.group import Named, candidates, named_files, resolve, runs
 from planner.check.inputs import Given, GivenPlan, given, read
@@ -177,7 +177,7 @@ def _across(loose: Sequence[Looked], context: Context) -> list[Problem]:
     by_name = {one.name: one for one in loose}
     found: list[Problem] = []
     for run in runs(loose):
-        for problem in (*pair_findings(run), *across_problems(run, context)):
+        for problem in across_problems(run, context):
             found += by_name[problem.file].located([problem])
     return [replace(problem, path=LAUNCH_SECTION.sub("$.", problem.path)) for problem in found]
 
