@@ -1,4 +1,4 @@
-"""The tables and helpers beside these tests, and the generator of tests/oracles."""
+"""The examples and functions beside these tests, and the generator of tests/oracles."""
 
 import sys
 from pathlib import Path
