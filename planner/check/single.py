@@ -79,9 +79,7 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
         return plan
     parsed = parse(name, text)
     if kind is None:
-        kind = kind_of(name, parsed.document)
-        if parsed.document is None and parsed.notation is Notation.YAML and parsed.root is None:
-            kind = Kind.ACCELERATE
+        kind = kind_of(name, parsed.document) if parsed.document is not None else _likely_kind(name, text)
     problems = [_for_kind(problem, kind) for problem in parsed.problems]
     readable = parsed.document is not None or not problems
     if readable:
@@ -156,6 +154,14 @@ def kind_of(name: str, document: Any) -> Kind:
     if "training_args" in name.lower() or "training_arguments" in name.lower():
         return Kind.TRAINING
     return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
+
+
+def _likely_kind(name: str, text: str) -> Kind:
+    """What a text that cannot be read was meant to be: the keys that occur in it tell."""
+    deepspeed, accelerate = (sum(key in text for key in keys) for keys in (DEEPSPEED_KEYS, ACCELERATE_KEYS))
+    if deepspeed != accelerate:
+        return Kind.DEEPSPEED if deepspeed > accelerate else Kind.ACCELERATE
+    return Kind.ACCELERATE if notation_of(name, text) is Notation.YAML else Kind.DEEPSPEED
 
 
 def _for_kind(problem: Problem, kind: Kind) -> Problem:

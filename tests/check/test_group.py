@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from planner.check.single import Looked, look_at
 from planner.check.together import Together
 from planner.errors import PlannerError
 
+CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus"
 DS = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
 ARGS = json.dumps({"output_dir": "o", "per_device_train_batch_size": 1, "learning_rate": 1e-5})
 
@@ -219,3 +221,14 @@ def test_a_flag_of_a_launch_line_is_its_path(tmp_path: Path) -> None:
     assert (Path(overruled.file).name, overruled.path, overruled.line, overruled.column) == (
         "launch.sh", "$.zero_stage", 1, 42,
     )  # fmt: skip
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the collected configurations are not beside the checkout")
+@pytest.mark.parametrize("name", ["", "file", "config.txt"])
+def test_public_files_are_what_they_are_under_any_name(name: str) -> None:
+    with (CORPUS / "manifest.tsv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    for row in rows:
+        text = (CORPUS / row["file"]).read_bytes().decode("utf-8")
+        assert look_at(name or row["file"], text).kind.value == row["kind"], row["file"]
+    assert len(rows) == 346
