@@ -16,7 +16,7 @@ from planner.check.context import Context, Reader
 from planner.check.loader import batch_refusals, refusals
 from planner.check.loader.launching import launch_refusals
 from planner.check.loader.typed import flag
-from planner.check.rules import finding
+from planner.check.rules import finding, rename, take_out, write
 from planner.check.run_facts import argument_is_on, ranks_of, reader_of
 from planner.check.schema import load_schema
 from planner.check.together import Kind, Together
@@ -50,10 +50,12 @@ def unreported(config: Mapping[str, Any], problems: Sequence[Problem], kind: Kin
 def batch_with_ranks(together: Together, context: Context) -> Iterator[Problem]:
     """The batch sizes against the number of ranks, exactly as DeepSpeed computes them."""
     file, ranks = together.deepspeed, ranks_of(together, context)
-    if file is None or ranks is None or reader_of(together, context) not in (None, Reader.DEEPSPEED):
+    reader = reader_of(together, context)
+    if file is None or ranks is None or reader is Reader.TRAINER:
         return
     if isinstance(file.document, Mapping) and together.training is None:
-        for path, reason in batch_refusals(file.document, ranks):
+        added = {BATCH[2]: 1} if reader is Reader.ACCELERATE else {}  # accelerate adds the key
+        for path, reason in batch_refusals({**added, **file.document}, ranks):
             yield _refused(file.document, path, f"{reason}, with {ranks} ranks", file=file.name)
 
 
@@ -79,7 +81,7 @@ def after_filling(together: Together, context: Context) -> Iterator[Problem]:
 
 
 def sections_looked_into(together: Together, context: Context) -> Iterator[Problem]:
-    """Where the Trainer and accelerate look for keys, only a section will do; null counts as absent."""
+    """Where the Trainer and accelerate look for keys, only a section will do, null too; null is no accumulation."""
     file = together.deepspeed
     if file is None or reader_of(together, context) not in (Reader.TRAINER, Reader.ACCELERATE):
         return
@@ -87,6 +89,33 @@ def sections_looked_into(together: Together, context: Context) -> Iterator[Probl
         value = _value_at(file.fields, path)
         if value is not None and not isinstance(value, (Mapping, bool) if path == ZERO else Mapping):
             yield _refused(file.fields, path, "a section is needed", "accelerate", file=file.name)
+    if BATCH[2] in file.fields and file.fields[BATCH[2]] is None:
+        message, path = "accelerate multiplies with it, and null is no number", f"$.{BATCH[2]}"
+        fix = "write a number, or leave the key out"
+        yield finding("DS013", path, message, fix=fix, bites="engine init", file=file.name, edits=take_out(path))
+
+
+def total_without_micro_batch(together: Together, context: Context) -> Iterator[Problem]:
+    """accelerate computes the total from the micro-batch of the file, or of the data loader where that is "auto"."""
+    file = together.deepspeed
+    if file is None or reader_of(together, context) is not Reader.ACCELERATE:
+        return
+    if file.fields.get(BATCH[0]) == "auto" and file.fields.get(BATCH[1]) is None:
+        message = f'accelerate cannot fill `"auto"` here: `{BATCH[1]}` is not given, not even as "auto"'
+        edits = write(f"$.{BATCH[1]}", "auto")
+        fix = f'add `"{BATCH[1]}": "auto"`'
+        yield finding("DS014", f"$.{BATCH[0]}", message, fix=fix, bites="engine init", file=file.name, edits=edits)
+
+
+def old_name_of_bf16(together: Together, context: Context) -> Iterator[Problem]:
+    """accelerate adds a `bf16` section of its own, and DeepSpeed then does not look at `bfloat16`."""
+    file, reader = together.deepspeed, reader_of(together, context)
+    if file is None or reader not in (Reader.TRAINER, Reader.ACCELERATE) or "bf16" in file.fields:
+        return
+    if flag(file.fields, "bfloat16", "enabled") and not argument_is_on(together, "bf16"):
+        message = "accelerate adds `bf16`, switched off, and DeepSpeed then does not read `bfloat16`: the run is fp32"
+        edits = rename("$.bfloat16", "bf16")
+        yield finding("DS011", "$.bfloat16", message, fix="write `bf16`", file=file.name, edits=edits)
 
 
 def full_evaluation(together: Together, context: Context) -> Iterator[Problem]:
@@ -128,4 +157,11 @@ def _value_at(config: Any, path: str) -> Any:
     return config
 
 
-RULES = (batch_with_ranks, after_filling, sections_looked_into, full_evaluation)
+RULES = (
+    batch_with_ranks,
+    after_filling,
+    sections_looked_into,
+    total_without_micro_batch,
+    old_name_of_bf16,
+    full_evaluation,
+)

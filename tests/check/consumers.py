@@ -204,6 +204,38 @@ def trainer_refusal(document: Any, arguments: dict[str, Any], ranks: int) -> str
     return deepspeed_refusal(plugin.deepspeed_config, ranks)
 
 
+def accelerate_json_refusal(document: Any, ranks: int) -> str:
+    """The exception of accelerate's way, without the Trainer, from a DeepSpeed file to the engine's configuration."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    _quiet()
+    given = SimpleNamespace(
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        learning_rate=1e-5,
+        weight_decay=0.1,
+        world_size=ranks,
+    )
+    with warnings.catch_warnings(), world(ranks):
+        warnings.simplefilter("ignore")
+        try:
+            plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(document))
+            plugin.set_mixed_precision("no")
+            filled = _filled_in_prepare(given)
+            plugin.fill_match("gradient_accumulation_steps", must_match=False, gradient_accumulation_steps=1)
+            if not plugin.is_auto("train_micro_batch_size_per_gpu"):
+                filled["train_micro_batch_size_per_gpu"] = plugin.get_value("train_micro_batch_size_per_gpu")
+            micro = filled["train_micro_batch_size_per_gpu"]
+            if micro is None:
+                del filled["train_batch_size"]
+            else:
+                filled["train_batch_size"] = micro * plugin.get_value("gradient_accumulation_steps") * ranks
+            plugin.deepspeed_config_process(must_match=False, **filled)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return deepspeed_refusal(plugin.deepspeed_config, ranks)
+
+
 @functools.cache
 def _training_defaults() -> dict[str, Any]:
     from dataclasses import MISSING, fields

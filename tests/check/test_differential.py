@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from consumers import accelerate_refusal, deepspeed_refusal, trainer_refusal
+from consumers import accelerate_json_refusal, accelerate_refusal, deepspeed_refusal, trainer_refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, mutated_text, other_arguments
@@ -39,6 +39,10 @@ FILE_NAMES = {
     Kind.TRAINING: "training_args.json",
 }
 NO_NUMBERS = ("NaN", "Infinity")
+# What accelerate fills in alone, without the betas and eps of the Trainer.
+WITHOUT_TRAINER = tuple(
+    {**base, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}} for base in TRAINER_BASES
+)
 CLEAN = Path(__file__).parents[2].parent / "shared" / "data" / "config_clean.jsonl"
 
 
@@ -136,6 +140,17 @@ def accelerate_case(random: Random) -> tuple[str, list[Problem], Any]:
     return accelerate_refusal(text, NAMED_FILE), errors({Kind.ACCELERATE: text}, Context()), text
 
 
+def accelerate_json_case(random: Random) -> tuple[str, list[Problem], Any]:
+    ranks = random.choice((1, 2, 4))
+    document = mutated(random.choice((*bases()[0], *WITHOUT_TRAINER)), JSON_SUPPLY, random)
+    document.pop("bfloat16", None)  # accelerate's own `bf16` takes its place, whatever it says
+    if "auto" in (document.get("train_micro_batch_size_per_gpu"), document.get("gradient_accumulation_steps")):
+        document["train_batch_size"] = "auto"  # a number depends on the data loader
+    context = Context(ranks=ranks, reader=Reader.ACCELERATE)
+    found = errors({Kind.DEEPSPEED: json.dumps(document, indent=1)}, context)
+    return accelerate_json_refusal(document, ranks), found, (ranks, document)
+
+
 def trainer_case(random: Random) -> tuple[str, list[Problem], Any]:
     ranks = random.choice((1, 2, 8))
     document, arguments = random.choice(TRAINER_BASES), other_arguments(random)
@@ -173,6 +188,16 @@ def test_accelerate_refuses_what_check_refuses(examples: int) -> None:
     seen = fuzz(examples, accelerate_case)
     assert seen["refused"] > examples / 5
     assert seen["loaded"] > examples / 5
+
+
+@pytest.mark.accelerate
+@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_accelerate_refuses_the_same_deepspeed_files(examples: int) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("deepspeed")
+    seen = fuzz(examples, accelerate_json_case)
+    assert seen["refused"] > examples / 5
+    assert seen["loaded"] > examples / 10
 
 
 @pytest.mark.transformers
