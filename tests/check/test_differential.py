@@ -162,7 +162,7 @@ def trainer_case(random: Random) -> tuple[str, list[Problem], Any]:
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("examples", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [600, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_deepspeed_refuses_what_check_refuses(examples: int) -> None:
     pytest.importorskip("deepspeed")
     seen = fuzz(examples, deepspeed_case)
@@ -171,7 +171,7 @@ def test_deepspeed_refuses_what_check_refuses(examples: int) -> None:
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [300, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_deepspeed_refuses_the_same_texts(examples: int) -> None:
     """Slips in the notation: DeepSpeed reads its file as Hjson."""
     pytest.importorskip("deepspeed")
@@ -181,7 +181,7 @@ def test_deepspeed_refuses_the_same_texts(examples: int) -> None:
 
 
 @pytest.mark.accelerate
-@pytest.mark.parametrize("examples", [200, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [200, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_accelerate_refuses_what_check_refuses(examples: int) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("deepspeed")
@@ -191,7 +191,7 @@ def test_accelerate_refuses_what_check_refuses(examples: int) -> None:
 
 
 @pytest.mark.accelerate
-@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [200, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_accelerate_refuses_the_same_deepspeed_files(examples: int) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("deepspeed")
@@ -201,7 +201,7 @@ def test_accelerate_refuses_the_same_deepspeed_files(examples: int) -> None:
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [200, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_the_trainer_refuses_what_check_refuses(examples: int) -> None:
     for name in ("transformers", "accelerate", "deepspeed"):
         pytest.importorskip(name)
