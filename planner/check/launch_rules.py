@@ -222,7 +222,8 @@ def nodes_agree(together: Together, context: Context) -> Iterator[Problem]:
 def _blocks_differ(here: Mapping[str, Any], there: Mapping[str, Any], *, file: str, first: str) -> Iterator[Problem]:
     for key in sorted({*here, *there} - {"deepspeed_hostfile"}, key=str):
         if here.get(key) != there.get(key):
-            message = f"`{here.get(key)}` here, `{there.get(key)}` in `{PurePath(first).name}`: the ranks train different things"
+            other = PurePath(first).name
+            message = f"`{here.get(key)}` here, `{there.get(key)}` in `{other}`: the ranks train different things"
             yield finding(
                 "DS314", f"$.deepspeed_config.{key}", message, fix="write the same", bites="engine init", file=file
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from planner.check.context import Context, Reader
@@ -38,13 +39,14 @@ def whole(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """A number, also one written as text; None for everything else."""
+    """A finite number, also one written as text; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return float(value)
+        found = float(value)
     except (ValueError, OverflowError):
         return None
+    return found if isfinite(found) else None
 
 
 def yaml_of(together: Together) -> File | None:
