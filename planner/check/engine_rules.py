@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.check.deepspeed_rules import ZERO, device_of, is_on, section, stage_of, tp_of
+from planner.check.loader.lax import FALSE_WORDS
 from planner.check.rules import finding
 from planner.errors import nearest
 from planner.records.problem import Edit, EditKind, Problem, Severity
@@ -38,6 +39,15 @@ SCHEDULER_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 """WarmupCosineLR has a rule of its own beside `total_num_steps`."""
 NEEDED = {"OneCycle": ("cycle_min_lr", "cycle_max_lr")}
 TEXTS = ("warmup_type",)
+SWITCHES = ("cycle_momentum", "lr_range_test_staircase")
+NULL_IS_FINE = (
+    "cycle_second_step_size",
+    "cycle_second_stair_count",
+    "warmup_max_lr",
+    "warmup_num_steps",
+    "warmup_type",
+)
+"""Of these the constructor takes null for "not given", or a rule of its own speaks."""
 PARTITION_KEYS = (
     *("layer_specs", "use_default_specs", "strict_mode", "tp_size", "embedding_partition_dim", "lm_head_patterns"),
 )
@@ -95,8 +105,16 @@ def scheduler_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
     if known is None and kind != "WarmupCosineLR":
         return
     for key, value in params.items():
-        if isinstance(value, str) and value != "auto" and key not in TEXTS:
+        if key in SWITCHES:
+            if isinstance(value, str) and value != "auto" and value.lower() in FALSE_WORDS:
+                message = f'"{value}" is text, and any text counts as true'
+                yield finding("DS063", f"{path}.{key}", message, fix="write false without quotes", bites="silently")
+        elif isinstance(value, str) and value != "auto" and key not in TEXTS:
             message = f'"{value}" is text: the constructor computes with it and fails'
+            yield finding("DS063", f"{path}.{key}", message, fix="write a number")
+        elif isinstance(value, Mapping) or (value is None and key not in NULL_IS_FINE):
+            what = "null" if value is None else "a section"
+            message = f"{what} is no number: the schedule computes with it and fails"
             yield finding("DS063", f"{path}.{key}", message, fix="write a number")
     size = params.get("lr_range_test_step_size", 1)
     if kind == "LRRangeTest" and not isinstance(size, str) and (not isinstance(size, int) or size <= 0):
