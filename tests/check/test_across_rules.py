@@ -431,7 +431,7 @@ def test_auto_sizes_need_a_width_that_the_reader_finds(config: dict[str, Any], t
 
 def test_every_rule_of_several_files_has_a_case() -> None:
     here = {case[2] for case in CASES} | {"DS310", "DS312", "DS123", "DS314", "DS315", *ELSEWHERE}
-    arguments = {"DS301", "DS302", "DS303", "DS304", "DS305", "DS306"}
+    arguments = {"DS301", "DS302", "DS303", "DS304", "DS305", "DS306", "DS320", "DS321", "DS322"}
     alone = {"DS320", "DS321", "DS322"}  # test_arguments_file.py
     assert {rule for rule in RULES if rule >= "DS300"} <= here | arguments | alone
 
@@ -566,3 +566,29 @@ def test_the_tables_of_model_types_are_those_of_the_installed_transformers() -> 
     fresh = toml.loads(tables())
     assert {key: shipped[key] for key in fresh} == fresh
     assert len(shipped["blocks"]) > 60
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "others"),
+    [
+        ("7b", "4xA100-80G", {}),
+        ("7b", "8xV100-32G", {}),
+        ("13b", "2x8xH100-80G", {}),
+        ("7b", "1x4090", {"method": "lora"}),
+        ("mixtral-8x7b", "2x8xH100-80G", {}),
+        ("qwen2.5-7b", "8xA100-80G", {"tp": "2", "integration": "accelerate"}),
+        ("7b", "8xA100-80G", {"zero": "3", "integration": "deepspeed", "launcher": "torchrun"}),
+        ("13b", "4xA100-40G", {"host_ram": 512}),
+    ],
+)
+def test_a_plan_has_no_findings_with_its_own_machine_and_model(
+    model: str, gpus: str, others: dict[str, Any], tmp_path: Path
+) -> None:
+    from planner import plan
+    from planner.check import check
+
+    answer = plan(model=model, gpus=gpus, out=tmp_path / "plan", **others)
+    assert answer.fits
+    known = {"model": model, "gpus": gpus, **({"host_ram": others["host_ram"]} if "host_ram" in others else {})}
+    assert check(tmp_path / "plan", **known).findings == ()
+    assert check(tmp_path / "plan").findings == ()
