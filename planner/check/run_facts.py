@@ -186,9 +186,12 @@ def _filled(together: Together, names: tuple[str, ...]) -> Said | None:
 
 def reader_of(together: Together, context: Context) -> Reader | None:
     """Who reads the DeepSpeed file: as told, else the Trainer where its arguments are there, else accelerate where a
-    YAML names the file; None where nothing tells."""
+    YAML names the file; None where nothing tells. Scripts of transformers' examples say it in their names."""
     if context.reader is not None:
         return context.reader
+    script = together.launch.fields.get("script") if together.launch is not None else None
+    if isinstance(script, str) and "no_trainer" in script:
+        return Reader.ACCELERATE
     if together.training is not None:
         return Reader.TRAINER
     if any(named_file(file.fields) is not None for file in together.accelerate):

@@ -149,6 +149,9 @@ def test_the_reader_is_told_by_the_files() -> None:
     assert (
         reader_of(Together(deepspeed=file, accelerate=(accelerate,), training=arguments), Context()) is Reader.TRAINER
     )
+    line = {"launcher": "accelerate", "launcher_flags": {}, "script": "run_clm_no_trainer.py", "script_flags": {}}
+    launch = File(name="launch.sh", kind=Kind.LAUNCH, text="", document=line)
+    assert reader_of(Together(deepspeed=file, training=arguments, launch=launch), Context()) is Reader.ACCELERATE
     plain = Context(reader=Reader.DEEPSPEED)
     assert reader_of(Together(deepspeed=file, training=arguments), plain) is Reader.DEEPSPEED
 
