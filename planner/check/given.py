@@ -7,6 +7,7 @@ read by whom? A card or a model that no table holds is no mistake here: what is 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -175,7 +176,7 @@ def _is_recognised(text: str) -> bool:
 
 
 def _config_file(text: str) -> Mapping[str, Any] | None:
-    path = Path(text).expanduser() if not text.startswith("~") else Path(text)
+    path = Path(os.path.expanduser(text))
     try:
         file = path / "config.json" if path.is_dir() else path
         config = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else None
