@@ -231,7 +231,8 @@ def deprecated_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
     }
     for old, new in renamed.items():
         if old in zero:
-            both = new in zero and old != "stage3_gather_fp16_weights_on_model_save"
+            read = "auto" not in (zero[old], zero.get(new, "auto"))  # "auto" is dropped before the two are compared
+            both = read and old != "stage3_gather_fp16_weights_on_model_save"
             message = f"`{old}` is the old name of `{new}`" + (", which is there too" if both else "")
             severity = Severity.ERROR if both else None
             edits = _newer(zero, old, new)
