@@ -48,6 +48,11 @@ NULL_IS_FINE = (
     "warmup_type",
 )
 """Of these the constructor takes null for "not given", or a rule of its own speaks."""
+USELESS_PRESETS = {
+    "phi3": ("the preset fails on the models it is for", Severity.ERROR),
+    "mixtral": ("the preset leaves the experts whole on every rank", Severity.WARNING),
+}
+"""Seen by running 0.19.8."""
 PARTITION_KEYS = (
     *("layer_specs", "use_default_specs", "strict_mode", "tp_size", "embedding_partition_dim", "lm_head_patterns"),
 )
@@ -250,6 +255,17 @@ def _unknown(values: Mapping[str, Any], known: tuple[str, ...], path: str) -> It
             yield finding("DS052", f"{path}.{key}", message, fix=fix, bites="silently", edits=edits)
 
 
+def preset_divides(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Two presets that DeepSpeed has and that do not serve."""
+    preset = str(section(config, "tensor_parallel").get("preset_model", "")).lower()
+    path = "$.tensor_parallel.preset_model"
+    if tp_of(config) > 1 and preset in USELESS_PRESETS:
+        message, severity = USELESS_PRESETS[preset]
+        bites = "engine init" if severity is Severity.ERROR else "silently"
+        fix = "use ZeRO without tensor parallelism"
+        yield finding("DS052", path, message, fix=fix, severity=severity, bites=bites)
+
+
 def compile_passes_compose(config: Mapping[str, Any]) -> Iterator[Problem]:
     block = section(config, "compile")
     passes = block.get("passes")
@@ -274,5 +290,6 @@ RULES = (
     caller_owns_accumulation,
     checkpointed_memory_is_one_piece,
     partition_is_understood,
+    preset_divides,
     compile_passes_compose,
 )

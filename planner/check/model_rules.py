@@ -110,6 +110,21 @@ def sequence_parallel_of(together: Together) -> Said | None:
     return None
 
 
+def sequence_is_divided(together: Together, context: Context) -> Iterator[Problem]:
+    """The key of the DeepSpeed file makes groups of ranks; models of transformers are divided by Ulysses only."""
+    file, yaml = together.deepspeed, yaml_of(together)
+    hugging_face = type_of(context) is not None or reader_of(together, context) in (Reader.TRAINER, Reader.ACCELERATE)
+    size = whole(file.fields.get("sequence_parallel_size")) if file is not None else None
+    if file is None or size in (None, 1) or not hugging_face:
+        return
+    if yaml is not None and whole(section(yaml.fields, "parallelism_config").get("parallelism_config_sp_size")) == size:
+        return
+    message = f"{size} ranks get one sample, and nothing divides its sequence among them: {size} times the work"
+    fix = "set `parallelism_config_sp_size` in the Accelerate file, or leave it out"
+    edits = (Edit(kind=EditKind.REMOVE, path="$.sequence_parallel_size"),)
+    yield finding("DS076", "$.sequence_parallel_size", message, fix=fix, file=file.name, edits=edits)
+
+
 def heads_and_sequence_parallelism(together: Together, context: Context) -> Iterator[Problem]:
     degree, heads = sequence_parallel_of(together), heads_of(context)
     if degree is None:
@@ -220,6 +235,7 @@ RULES = (
     width_for_auto_sizes,
     heads_and_tensor_parallelism,
     tensor_parallel_plan,
+    sequence_is_divided,
     heads_and_sequence_parallelism,
     experts_are_leaves,
     half_precision_of_the_family,

@@ -203,6 +203,14 @@ CASES: tuple[tuple[dict[str, Any], dict[str, Any], str, str, dict[str, Any], dic
         {"model": "meta-llama/Llama-2-13b-hf", "gpus": "4xA100-80G"},
     ),
     (
+        {"sequence_parallel_size": 4},
+        {"model": "Qwen/Qwen2.5-7B"},
+        "DS076",
+        "$.sequence_parallel_size",
+        {"sequence_parallel_size": 4},
+        {"trainer": "deepspeed"},
+    ),
+    (
         {"sequence_parallel_size": 8},
         {"model": "Qwen/Qwen2.5-7B"},
         "DS417",

@@ -56,6 +56,12 @@ CASES: tuple[tuple[dict[str, Any], str, str, dict[str, Any]], ...] = (
         tp({"layer_specs": [{**SPEC, "partition_type": "ROW"}]}),
     ),
     (tp({"layer_specs": [{"pattern": ["x"]}]}), "DS052", f"{PARTITION}.layer_specs[0].pattern", tp({})),
+    (
+        {"tensor_parallel": {"autotp_size": 2, "preset_model": "phi3"}},
+        "DS052",
+        "$.tensor_parallel.preset_model",
+        {"tensor_parallel": {"autotp_size": 2, "preset_model": "llama"}},
+    ),
     (tp({"use_default_specs": False}), "DS052", f"{PARTITION}.layer_specs", tp({"use_default_specs": True})),
     (
         {"zero_optimization": {"stage": 2, "compute_grad_norm": False, "offload_optimizer": {"device": "cpu"}}},

@@ -80,7 +80,7 @@ def parallel(**sizes: Any) -> dict[str, Any]:
     return {"parallelism_config": {f"parallelism_config_{key}": value for key, value in sizes.items()}}
 
 
-E, W, NOTE = Severity.ERROR, Severity.WARNING, Severity.INFO
+E, W = Severity.ERROR, Severity.WARNING
 DEEPSPEED, TRAINER, ACCELERATE = ({"trainer": name} for name in ("deepspeed", "trainer", "accelerate"))
 EIGHT = {"gpus": "8xA100-80G"}
 TWO_NODES = {"gpus": "2x8xA100-80G"}
@@ -803,7 +803,7 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
         {},
         ds({"bf16": None, "fp16": {"enabled": True, "loss_scale": 0}}),
     ),
-    ("gradient_clipping not given", "DS060", NOTE, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
+    ("gradient_clipping not given", "DS060", W, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
 )
 
 

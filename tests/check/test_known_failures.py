@@ -1,5 +1,4 @@
-"""Known failures and correct sets: each fault is found at its place with what is known beside the files, its fix takes it
-away, and correct sets have no error."""
+"""Known failures and correct sets: each fault is found at its place, its fix ends it, no set has a false error."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from planner.records.problem import Severity
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the collected failures are not beside the checkout")
-# What `versions` of a row means as a release; rows that name no DeepSpeed release stay without.
 LAUNCHERS = {"Ray": "ray", "mpirun": "mpirun"}
 
 
