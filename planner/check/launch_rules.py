@@ -8,10 +8,11 @@ and DeepSpeedPlugin; transformers 5.24 training_args.py and trainer.py; seen by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from planner.check.accelerate_rules import OWNED_BY_THE_FILE
+from planner.check.accelerate_rules import OWNED_BY_THE_FILE, accelerate_problems
 from planner.check.context import Context, Reader
 from planner.check.deepspeed_rules import is_on, section
 from planner.check.rules import finding
@@ -47,6 +48,7 @@ IN_THE_FILE = {
 # Launchers that tell a process its rank and the world size before the script starts.
 TELL_THE_RANK = ("accelerate", "deepspeed", "torchrun", "torch.distributed.run", "kubernetes", "skypilot", "pdsh")
 SILENT_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "srun", "slurm", "ray", "python", "python3")
+SAME_FOR_FLAGS = ("DS045", "DS122", "DS124", "DS125", "DS130", "DS132", "DS302")
 LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0")  # on the first machine it means the machine itself
 MULTINODE = ("num_machines", "num_processes", "main_process_ip", "main_process_port", "distributed_type")
 
@@ -88,6 +90,29 @@ def overruled_flags(together: Together, context: Context) -> Iterator[Problem]:
                 bites="config",
                 file=launch.name,
             )
+
+
+def flags_instead_of_a_file(together: Together, context: Context) -> Iterator[Problem]:
+    """`accelerate launch --use_deepspeed` with flags is what a YAML with the same words is."""
+    launch = together.launch
+    flags = section(launch.fields, "launcher_flags") if launch is not None else {}
+    if launch is None or together.accelerate or "use_deepspeed" not in flags or "config_file" in flags:
+        return
+    plain = {key: _plain(value) for key, value in flags.items()}
+    top = {key: plain[key] for key in (*MULTINODE, "machine_rank") if key in plain}
+    document = {**top, "distributed_type": "DEEPSPEED", "deepspeed_config": plain}
+    for problem in accelerate_problems(document):
+        if problem.rule in SAME_FOR_FLAGS:
+            key = problem.path.rpartition(".")[2]
+            yield replace(problem, file=launch.name, path=f"{FLAGS}.{key}", edits=())
+
+
+def _plain(value: Any) -> Any:
+    """A flag's text as YAML would read it."""
+    text = str(value).lower()
+    if text.isascii() and text.isdecimal() and len(text) < 10:
+        return int(text)
+    return {"true": True, "false": False}.get(text, value)
 
 
 def two_files(together: Together, context: Context) -> Iterator[Problem]:
@@ -289,6 +314,7 @@ def total_batch_is_logged_wrong(together: Together, context: Context) -> Iterato
 
 RULES = (
     overruled_flags,
+    flags_instead_of_a_file,
     two_files,
     ranks_are_told,
     config_file_is_named,

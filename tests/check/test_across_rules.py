@@ -378,6 +378,16 @@ def test_launch_line_and_counts(run: Together, flags: dict[str, Any], rule: str,
     assert len(at(run, context_of(**flags), rule, path)) == 1
 
 
+def test_flags_of_accelerate_launch_are_judged_like_a_yaml() -> None:
+    flags = {"use_deepspeed": True, "zero_stage": "2", "offload_param_device": "cpu", "num_machines": "2"}
+    run = Together(launch=launched(flags))
+    found = {(problem.rule, problem.path) for problem in across_problems(run, Context())}
+    launcher = "$.launcher_flags.deepspeed_multinode_launcher"
+    assert {("DS125", "$.launcher_flags.offload_param_device"), ("DS122", launcher)} <= found
+    right = Together(launch=launched({"use_deepspeed": True, "zero_stage": "3", "zero3_save_16bit_model": "true"}))
+    assert across_problems(right, Context()) == []
+
+
 def test_a_launch_line_that_names_its_file_and_nothing_twice_is_fine() -> None:
     run = with_yaml({}, launch=launched({"config_file": "a.yaml", "num_processes": "8"}))
     found = across_problems(run, context_of(gpus="8xA100-80G"))
