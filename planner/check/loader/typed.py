@@ -29,7 +29,7 @@ QUANTISATION = {
     "quantized_initialization": {"type": "object"},
     "post_init_quant": {"type": "object"},
 }
-# Where the loader takes more, or less, than the schema recommends.
+# Where the loader takes more, or less, than the schema recommends. `words`: digits in quotes stay text there.
 OTHER_TYPES: Mapping[str, Mapping[str, Any]] = {
     "$.zero_optimization.zenflow": {
         "select_interval": {"type": "integer", "words": ()},
