@@ -81,8 +81,9 @@ def _broken(config: Mapping[str, Any], release: tuple[int, ...]) -> Iterator[tup
         *sections, key = row["path"].removeprefix("$.").split(".")
         if release < release_of(row["since"]) and str(section(config, *sections).get(key)).lower() == row["value"]:
             yield row["path"], row
+    has_autotp = release >= release_of(table["keys"]["$.tensor_parallel"]["since"])
     met = {
-        "AutoTP with ZeRO-3": tp_of(config) > 1 and stage_of(config) == 3,
+        "AutoTP with ZeRO-3": has_autotp and tp_of(config) > 1 and stage_of(config) == 3,
         "Lion with offload": str(section(config, "optimizer").get("type")).lower() == "lion"
         and stage_of(config) > 0
         and device_of(config, "offload_optimizer") != "none",
