@@ -13,7 +13,7 @@ from typing import Any
 from planner.check.context import Context, Reader
 from planner.check.deepspeed_rules import section, stage_of
 from planner.check.rules import finding
-from planner.check.run_facts import deepspeed_yaml, launch_flag, number, reader_of
+from planner.check.run_facts import deepspeed_yaml, launch_flag, named_file, number, reader_of
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 
@@ -125,6 +125,19 @@ def precision_left_open(together: Together, context: Context) -> Iterator[Proble
             yield finding("DS014", path, message, fix=fix, severity=warning, bites="silently", file=file.name)
 
 
+def init_flag_below_stage_three(together: Together, context: Context) -> Iterator[Problem]:
+    """zero3_init_flag in the YAML, the stage in the file that it names."""
+    file, yaml = together.deepspeed, deepspeed_yaml(together)
+    if file is None or yaml is None or named_file(yaml.fields) is None:
+        return
+    flag, stage = section(yaml.fields, "deepspeed_config").get("zero3_init_flag"), stage_of(file.fields)
+    if flag is True and stage < 3:
+        path = "$.deepspeed_config.zero3_init_flag"
+        message = f"accelerate warns at stage {stage} and switches it off"
+        edits = (Edit(kind=EditKind.SET, path=path, value=False),)
+        yield finding("DS132", path, message, fix="write false", file=yaml.name, edits=edits)
+
+
 def divided_total(together: Together, context: Context) -> Iterator[Problem]:
     """DummyScheduler's total is divided by the processes, its warm-up is not."""
     file = together.deepspeed
@@ -222,6 +235,7 @@ def learning_rates_differ(together: Together, context: Context) -> Iterator[Prob
 RULES = (
     auto_by_reader,
     precision_left_open,
+    init_flag_below_stage_three,
     divided_total,
     needs_zero_section,
     checkpointing_block,

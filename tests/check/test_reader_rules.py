@@ -162,3 +162,13 @@ def test_of_two_findings_with_one_rule_and_place_the_worse_one_stays() -> None:
     other = finding("DS014", "$.b", "x", fix="y", file="f")
     assert settled([mild, other, hard], Context()) == [hard, other]
     assert settled([hard, mild], Context()) == [hard]
+
+
+def test_the_init_flag_of_the_yaml_needs_stage_three_in_the_file() -> None:
+    block = {"deepspeed_config_file": "ds.json", "zero3_init_flag": True}
+    yaml = {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+    accelerate = File(name="a.yaml", kind=Kind.ACCELERATE, text="", document=yaml)
+    for stage, expected in ((2, ["a.yaml"]), (3, [])):
+        file = File(name="ds.json", kind=Kind.DEEPSPEED, text="", document={"zero_optimization": {"stage": stage}})
+        found = across_problems(Together(deepspeed=file, accelerate=(accelerate,)), Context())
+        assert [problem.file for problem in found if problem.rule == "DS132"] == expected
