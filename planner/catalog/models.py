@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.catalog.names import normalise
 from planner.errors import PlannerError, UnknownName
+from planner.resources import read_table
 
 LISTING = "dsplan show models"
 
@@ -59,9 +59,7 @@ class AutoTPRow:
 
 @cache
 def _text(file: str) -> str:
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    data: bytes = loader.get_data(str(Path(__file__).parent / "data" / file))
-    return data.decode("utf-8").replace("\r\n", "\n")
+    return read_table("catalog", file)
 
 
 @cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.records.request import Optimizer
+from planner.resources import read_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,7 @@ class OptimizerRow:
 @lru_cache(maxsize=1)
 def optimizer_rows() -> Mapping[Optimizer, OptimizerRow]:
     """Every optimizer of a request; raises ValueError if a row is missing or has no source or no learning rate."""
-    loader: Any = __spec__.loader  # also reads a zipped wheel
-    document = toml.loads(loader.get_data(str(Path(__file__).parent / "data" / "optimizers.toml")).decode("utf-8"))
+    document = toml.loads(read_table("catalog", "optimizers.toml"))
     rows = {
         Optimizer(name): OptimizerRow(
             type=row.get("type"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.records.request import Stack
+from planner.resources import read_table
 from planner.speed.constants import Engine, SpeedConstants, StackProfile
 
 EVIDENCE = ("measured", "source", "inferred", "guess")
@@ -36,8 +36,7 @@ def speed_constants() -> SpeedConstants:
 
 def speed_table() -> dict[str, Any]:
     """The table as it stands in the file, with source and evidence of every row; raises ValueError on a bare row."""
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    document = toml.loads(loader.get_data(str(Path(__file__).parent / "data" / "speed.toml")).decode("utf-8"))
+    document = toml.loads(read_table("catalog", "speed.toml"))
     for section, rows in document.items():
         for name, row in rows.items():
             if row.get("evidence") not in EVIDENCE or not row.get("source"):

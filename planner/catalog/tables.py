@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.catalog.names import gpu_key, normalise, split_memory
 from planner.errors import PlannerError, UnknownName
 from planner.records.machine import Gpu, Link
+from planner.resources import read_table
 from planner.units import GIB
 
 Row = Mapping[str, Any]
@@ -70,10 +70,7 @@ class NodeType:
 
 @cache
 def _text(file: str) -> str:
-    """The file as text, from a folder or a zipped wheel; importlib.resources would cost 15 ms at its first use."""
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(str(Path(__file__).parent / "data" / file))
-    return data.decode("utf-8").replace("\r\n", "\n")
+    return read_table("catalog", file)
 
 
 @cache

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.records.candidate import Candidate, Offload
+from planner.resources import read_table
 from planner.version import TARGET_VERSIONS
 
 
@@ -60,9 +60,7 @@ class VersionFact:
 @cache
 def version_facts() -> tuple[VersionFact, ...]:
     """Every fact; raises ValueError for a row that contradicts itself."""
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    text = loader.get_data(str(Path(__file__).parent / "data" / "versions.toml")).decode("utf-8")
-    return tuple(_fact(row) for row in toml.loads(text)["fact"])
+    return tuple(_fact(row) for row in toml.loads(read_table("catalog", "versions.toml"))["fact"])
 
 
 def version_rows() -> tuple[Mapping[str, Any], ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner.check.accelerate_rules import pair_problems
-from planner.check.cross import plan_problems
-from planner.check.deepspeed_rules import section
+from planner.check.one_file.accelerate_rules import pair_problems
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.plan_rules import plan_problems
 from planner.check.rules import finding
 from planner.check.single import Looked, look_at
 from planner.check.together import Kind

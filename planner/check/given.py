@@ -137,7 +137,7 @@ def _unlisted(text: str, error: PlannerError) -> tuple[int, str, None]:
     try:
         parse_cluster(name)
     except UnknownName:
-        from planner.check.cards import capability_of
+        from planner.check.one_run.cards import capability_of
 
         if capability_of(name) is None and (found is None or nearest(name, _known_cards())):
             raise error from None
@@ -170,7 +170,7 @@ def _model(text: str) -> tuple[ModelShape | None, Mapping[str, Any] | None]:
 
 def _is_recognised(text: str) -> bool:
     """Whether the name alone tells the type of the model."""
-    from planner.check.known_models import type_of
+    from planner.check.one_run.known_models import type_of
 
     return type_of(Context(model_name=text)) is not None
 

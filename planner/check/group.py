@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from planner.check.arguments import names_in_launch
+from planner.check.reading.arguments import names_in_launch
 from planner.check.single import Looked
 from planner.check.together import File, Kind, Together
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.check.nodes import Lines
+from planner.check.reading.nodes import Lines
 from planner.check.rules import finding
 from planner.errors import PlannerError, one_line
 from planner.records.problem import Problem

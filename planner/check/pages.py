@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.check.rules import RULES
 from planner.errors import UnknownName
+from planner.resources import read_table
 
 WHEN = {
     "config": "when the file is read: the run stops before it has started",
@@ -99,7 +99,4 @@ def _indented(text: str) -> str:
 
 @cache
 def _pages() -> Mapping[str, Mapping[str, Any]]:
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    text = loader.get_data(str(Path(__file__).parent / "data" / "pages.toml")).decode("utf-8")
-    pages: Mapping[str, Mapping[str, Any]] = toml.loads(text)
-    return pages
+    return toml.loads(read_table("check", "pages.toml"))

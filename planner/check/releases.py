@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.check.context import Context, release_of
-from planner.check.deepspeed_rules import device_of, section, stage_of, tp_of
+from planner.check.one_file.deepspeed_rules import device_of, section, stage_of, tp_of
 from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Problem, Severity
+from planner.resources import read_table
 from planner.version import TARGET_VERSIONS
 
 
@@ -116,9 +116,7 @@ def _has(config: Mapping[str, Any], path: str) -> bool:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    text = loader.get_data(str(Path(__file__).parent / "data" / "releases.toml")).decode("utf-8")
-    return toml.loads(text)
+    return toml.loads(read_table("check", "releases.toml"))
 
 
 RULES = (settings_of_later_releases, release_is_known)

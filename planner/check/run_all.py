@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from planner.check.across import across_problems, reader_of, settled
 from planner.check.context import Context, Reader
 from planner.check.folder import looked_in, plan_findings
 from planner.check.given import READERS
 from planner.check.group import Named, candidates, named_files, resolve, runs
 from planner.check.inputs import Given, GivenPlan, given, read
+from planner.check.one_run.across import across_problems, reader_of, settled
 from planner.check.rules import finding
 from planner.check.single import Looked, look_at
 from planner.check.together import Kind

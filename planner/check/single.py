@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.check import arguments
-from planner.check.accelerate_rules import accelerate_problems
-from planner.check.arguments_file import arguments_problems
-from planner.check.deepspeed_rules import deepspeed_problems
-from planner.check.loader_rules import unreported
-from planner.check.nodes import Node
-from planner.check.read import Notation, locate, notation_of, parse
+from planner.check.one_file.accelerate_rules import accelerate_problems
+from planner.check.one_file.arguments_file import arguments_problems
+from planner.check.one_file.deepspeed_rules import deepspeed_problems
+from planner.check.one_file.schema import schema_problems
+from planner.check.one_file.training_names import NAMES
+from planner.check.one_file.training_rules import training_problems
+from planner.check.one_run.loader_rules import unreported
+from planner.check.reading import arguments
+from planner.check.reading.nodes import Node
+from planner.check.reading.read import Notation, locate, notation_of, parse
 from planner.check.rules import finding
-from planner.check.schema import schema_problems
 from planner.check.together import File, Kind
-from planner.check.training_names import NAMES
-from planner.check.training_rules import training_problems
 from planner.records.problem import Problem, Severity
 
 PLAN_KEYS = {"dsplan_version", "plans"}

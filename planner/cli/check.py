@@ -97,8 +97,8 @@ def _print(result: CheckResult, *, json: bool, sarif: bool) -> None:
 
 def _fixed(files: list[str], known: dict[str, Any], *, write: bool, aside: bool) -> CheckResult:
     """The findings that are left; the diff goes to stdout, or to stderr where stdout belongs to a document."""
-    from planner.check.fix import fix_paths
     from planner.check.given import context_of
+    from planner.check.mending.fix import fix_paths
 
     fixed = fix_paths(files, context_of(**known))
     for name, diff in fixed.diffs.items():

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from planner.check import RULES
-from planner.check.across import across_problems, settled
-from planner.check.cards import capability_of
 from planner.check.context import Context, Reader
 from planner.check.given import context_of
-from planner.check.known_models import BUILT_IN_LEAVES, parameters_of, type_of
-from planner.check.run_facts import half_precision, ranks_of, zero_stage
+from planner.check.one_run.across import across_problems, settled
+from planner.check.one_run.cards import capability_of
+from planner.check.one_run.known_models import BUILT_IN_LEAVES, parameters_of, type_of
+from planner.check.one_run.run_facts import half_precision, ranks_of, zero_stage
 from planner.check.together import File, Kind, Together
 from planner.records.problem import Problem, Severity
 

@@ -25,8 +25,8 @@ from mutations import (
 )
 
 from planner.check import check
-from planner.check.fix import fix_paths
 from planner.check.given import context_of
+from planner.check.mending.fix import fix_paths
 from planner.check.sarif import sarif
 from planner.errors import PlannerError
 

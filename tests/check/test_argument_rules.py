@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from planner.check.across import across_problems
-from planner.check.argument_rules import DEFAULTS
 from planner.check.context import Context
+from planner.check.one_run.across import across_problems
+from planner.check.one_run.argument_rules import DEFAULTS
 from planner.check.together import File, Kind, Together
 from planner.records.problem import Problem, Severity
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from planner.check.arguments import (
+from planner.check.one_file.training_names import BY_KIND, KINDS
+from planner.check.reading.arguments import (
     SWITCHES,
     document_of,
     names_in_launch,
@@ -20,11 +21,10 @@ from planner.check.arguments import (
     training_flags,
     typed,
 )
-from planner.check.nodes import Lines, places
-from planner.check.shell_text import commands
+from planner.check.reading.nodes import Lines, places
+from planner.check.reading.shell_text import commands
 from planner.check.single import look_at
 from planner.check.together import Kind
-from planner.check.training_names import BY_KIND, KINDS
 
 SCRIPT = r"""#!/bin/bash
 #SBATCH --nodes=2

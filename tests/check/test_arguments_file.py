@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from planner.check import check, check_text
-from planner.check.fix import fix_paths
 from planner.check.given import context_of
-from planner.check.training_names import KINDS, NAMES, RENAMED
+from planner.check.mending.fix import fix_paths
+from planner.check.one_file.training_names import KINDS, NAMES, RENAMED
 
 HEAD = {"output_dir": "out", "per_device_train_batch_size": 2, "max_steps": 5}
 

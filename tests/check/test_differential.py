@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from mutations import BASES, JSON_SUPPLY, TRAINER_BASES, YAML_BASES, YAML_SUPPLY, mutated, mutated_text, other_arguments
 
 import planner
-from planner.check.across import across_problems, settled
 from planner.check.context import Context, Reader
+from planner.check.one_run.across import across_problems, settled
 from planner.check.single import look_at
 from planner.check.together import Kind, Together
 from planner.records.problem import Problem, Severity

@@ -15,11 +15,11 @@ from consumers import accelerate_refusal, deepspeed_refusal
 
 from planner.check import check
 from planner.check.context import Context
-from planner.check.edit import edited
-from planner.check.fix import Fixed, fix_paths
 from planner.check.given import context_of
-from planner.check.nodes import python_value
-from planner.check.read import Notation, parse
+from planner.check.mending.edit import edited
+from planner.check.mending.fix import Fixed, fix_paths
+from planner.check.reading.nodes import python_value
+from planner.check.reading.read import Notation, parse
 from planner.records.problem import Edit, EditKind, Severity
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -371,6 +371,6 @@ def test_public_files_change_in_the_edited_lines_only() -> None:
 
 
 def places_of(name: str, text: str) -> dict[str, Any]:
-    from planner.check.nodes import places
+    from planner.check.reading.nodes import places
 
     return {path: python_value(entry.node) for path, entry in places(parse(name, text).root).items()}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from handmade_plans import make_document, make_plan, random_plans
 
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 from planner.render.accelerate_yaml import accelerate_config
 from planner.render.deepspeed_json import deepspeed_config
 

@@ -11,12 +11,12 @@ import pytest
 from consumers import accelerate_refusal, deepspeed_refusal
 from mutations import JSON_SUPPLY, YAML_BASES, YAML_SUPPLY
 
-from planner.check.keys import REMOVED_IN
 from planner.check.loader import refusals
 from planner.check.loader.kept import outcome_of
 from planner.check.loader.launching import launch_refusals
 from planner.check.loader.typed import resolved
-from planner.check.schema import load_schema
+from planner.check.one_file.keys import REMOVED_IN
+from planner.check.one_file.schema import load_schema
 from planner.records.problem import Severity
 
 BASE: dict[str, Any] = {

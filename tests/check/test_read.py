@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from planner.check import check_text
-from planner.check.json_text import Unreadable, read_tree
-from planner.check.nodes import Lines, places, python_value, written_twice
-from planner.check.read import Parsed, parse
+from planner.check.reading.json_text import Unreadable, read_tree
+from planner.check.reading.nodes import Lines, places, python_value, written_twice
+from planner.check.reading.read import Parsed, parse
 from planner.records.problem import Problem
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner.check.across import across_problems, reader_of, settled
 from planner.check.context import Context, Reader
+from planner.check.one_file.schema import load_schema
+from planner.check.one_run.across import across_problems, reader_of, settled
 from planner.check.rules import finding
-from planner.check.schema import load_schema
 from planner.check.together import File, Kind, Together
 from planner.records.problem import Problem, Severity
 

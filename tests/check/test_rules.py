@@ -362,7 +362,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_odd_value_anywhere_makes_a_rule_fail(odd: Any) -> None:
-    from planner.check.schema import load_schema
+    from planner.check.one_file.schema import load_schema
 
     for key in load_schema("deepspeed")["properties"]:
         check_text("ds.json", json.dumps({**GOOD, key: odd}))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from test_smoke_input import PLAN, folder_with
 
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 from planner.cli.main import run
 from planner.errors import PlannerError
 from planner.launch import counting_allocator, smoke

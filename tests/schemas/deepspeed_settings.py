@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from planner.check.schema import load_schema
+from planner.check.one_file.schema import load_schema
 
 MODELS = {
     "zero_optimization": "deepspeed.runtime.zero.config.DeepSpeedZeroConfig",

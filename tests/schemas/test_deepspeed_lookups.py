@@ -13,8 +13,8 @@ from deepspeed_settings import model_fields, named, paths_of_sections, sections
 from schema_cases import ROOT
 
 from planner import toml
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.deepspeed]
 

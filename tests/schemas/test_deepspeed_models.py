@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from deepspeed_settings import MODELS, NOT_JSON, model_fields, named, sections
 
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.deepspeed]
 

@@ -11,8 +11,8 @@ from schema_cases import ROOT
 from schema_documents import REQUESTS, answers
 
 from planner import toml
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 
 ROWS = {
     "autotp": 34,

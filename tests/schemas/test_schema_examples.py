@@ -10,8 +10,8 @@ import pytest
 from schema_cases import NAMES, ROOT, broken, parts, read_cases
 from schema_documents import plan_documents
 
-from planner.check.schema import load_schema
-from planner.check.violations import violations
+from planner.check.one_file.schema import load_schema
+from planner.check.one_file.violations import violations
 
 COUNTS = {
     "accelerate": (7, 21),

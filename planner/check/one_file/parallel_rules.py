@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from planner.check.deepspeed_rules import section
+from planner.check.one_file.deepspeed_rules import section
 from planner.check.rules import finding
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

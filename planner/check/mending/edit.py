@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planner.check import json_text, yaml_text
-from planner.check.json_text import Unreadable
-from planner.check.nodes import Entry, Form, Node, python_value
-from planner.check.read import Notation
-from planner.check.strict_json import as_strict, bare_words
+from planner.check.mending.strict_json import as_strict, bare_words
+from planner.check.reading import json_text, yaml_text
+from planner.check.reading.json_text import Unreadable
+from planner.check.reading.nodes import Entry, Form, Node, python_value
+from planner.check.reading.read import Notation
 from planner.records.problem import Edit, EditKind
 
 PLAIN_KEY = re.compile(r"[A-Za-z_]\w*")

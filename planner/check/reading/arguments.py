@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.check.nodes import Entry, Form, Node, python_value
-from planner.check.shell_text import Word, commands
-from planner.check.training_names import KINDS, NAMES
+from planner.check.one_file.training_names import KINDS, NAMES
+from planner.check.reading.nodes import Entry, Form, Node, python_value
+from planner.check.reading.shell_text import Word, commands
 
 LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "python", "python3", "accelerate-launch")
 MODULES = {

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.check.context import Context, Reader
-from planner.check.deepspeed_rules import section
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.run_facts import argument, argument_is_on, lone_yaml, number, ranks_of, reader_of, whole
 from planner.check.rules import finding
-from planner.check.run_facts import argument, argument_is_on, lone_yaml, number, ranks_of, reader_of, whole
 from planner.check.together import File, Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

@@ -11,9 +11,9 @@ from difflib import SequenceMatcher
 from math import isfinite
 from typing import Any
 
-from planner.check.deepspeed_rules import ZERO
+from planner.check.one_file.deepspeed_rules import ZERO
+from planner.check.one_file.schema import load_schema
 from planner.check.rules import take_out, write
-from planner.check.schema import load_schema
 from planner.check.together import File
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from planner import toml
 from planner.check.context import Context
+from planner.resources import read_table
 
 BUILT_IN_LEAVES = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
@@ -113,6 +113,4 @@ def parameters_of(context: Context) -> int | None:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    text = loader.get_data(str(Path(__file__).parent / "data" / "models.toml")).decode("utf-8")
-    return toml.loads(text)
+    return toml.loads(read_table("check", "models.toml"))

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.check import argument_rules, launch_rules, loader_rules, machine_rules, model_rules, reader_rules, releases
+from planner.check import releases
 from planner.check.context import Context
-from planner.check.run_facts import reader_of
+from planner.check.one_run import (
+    argument_rules,
+    launch_rules,
+    loader_rules,
+    machine_rules,
+    model_rules,
+    reader_rules,
+)
+from planner.check.one_run.run_facts import reader_of
 from planner.check.together import Rule, Together
 from planner.records.problem import Problem, Severity
 
@@ -20,7 +28,7 @@ __all__ = ["across_problems", "reader_of", "settled"]
 def memory(together: Together, context: Context) -> Iterator[Problem]:
     """The estimate, which is loaded only where a model and a cluster are known."""
     if context.model is not None and context.cluster is not None:
-        from planner.check.memory_rules import memory_is_enough
+        from planner.check.one_run.memory_rules import memory_is_enough
 
         yield from memory_is_enough(together, context)
 

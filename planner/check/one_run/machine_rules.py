@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.check.cards import BF16_FROM, FP16_FROM, capability_of
 from planner.check.context import Context
-from planner.check.deepspeed_rules import section
-from planner.check.rules import finding
-from planner.check.run_facts import (
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.cards import BF16_FROM, FP16_FROM, capability_of
+from planner.check.one_run.run_facts import (
     Said,
     half_precision,
     node_size_of,
@@ -23,6 +22,7 @@ from planner.check.run_facts import (
     whole,
     zero_stage,
 )
+from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

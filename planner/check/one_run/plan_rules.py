@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.check.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
+from planner.check.one_file.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
 from planner.check.rules import finding
 from planner.records.candidate import Offload
 from planner.records.problem import Problem

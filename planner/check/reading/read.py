@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from planner.check import json_text, yaml_text
-from planner.check.json_text import Unreadable
-from planner.check.nodes import Entry, Form, Lines, Node, places, python_value, walk, written_twice
+from planner.check.reading import json_text, yaml_text
+from planner.check.reading.json_text import Unreadable
+from planner.check.reading.nodes import Entry, Form, Lines, Node, places, python_value, walk, written_twice
 from planner.check.rules import finding
 from planner.errors import one_line
 from planner.records.problem import Edit, EditKind, Problem, Severity

@@ -13,8 +13,8 @@ from os import PathLike
 
 from planner.check import CheckResult
 from planner.check.context import Context
-from planner.check.edit import edited
-from planner.check.meant import mechanical
+from planner.check.mending.edit import edited
+from planner.check.mending.meant import mechanical
 from planner.check.run_all import Collected, collect, findings_of
 from planner.check.single import Looked, look_at
 from planner.records.problem import Problem, Severity

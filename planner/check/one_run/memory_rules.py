@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.check.context import Context
-from planner.check.deepspeed_rules import section
-from planner.check.rules import finding
-from planner.check.run_facts import (
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.run_facts import (
     argument,
     argument_is_on,
     half_precision,
@@ -24,6 +23,7 @@ from planner.check.run_facts import (
     whole,
     zero_stage,
 )
+from planner.check.rules import finding
 from planner.check.together import Together
 from planner.errors import PlannerError
 from planner.memory.estimate import estimate_memory

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from planner.check.nodes import Form, Node, walk
+from planner.check.reading.nodes import Form, Node, walk
 
 COMMENT_LINE = re.compile(r"(?<=\n)[ \t]*(?:#|//)[^\r\n]*(?:\r?\n|\Z)")
 COMMENT = re.compile(r"[ \t]*(?:(?:#|//)[^\r\n]*|/\*.*?\*/)", re.DOTALL)

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from planner.check.accelerate_rules import OWNED_BY_THE_FILE, accelerate_problems
 from planner.check.context import Context, Reader
-from planner.check.deepspeed_rules import is_on, section
-from planner.check.rules import finding
-from planner.check.run_facts import (
+from planner.check.one_file.accelerate_rules import OWNED_BY_THE_FILE, accelerate_problems
+from planner.check.one_file.deepspeed_rules import is_on, section
+from planner.check.one_run.run_facts import (
     argument,
     argument_is_on,
     deepspeed_yaml,
@@ -29,6 +28,7 @@ from planner.check.run_facts import (
     yaml_of,
     zero_stage,
 )
+from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
+from planner.check.one_file.training_names import KINDS, NAMES, RENAMED
 from planner.check.rules import finding, rename, write
-from planner.check.training_names import KINDS, NAMES, RENAMED
 from planner.records.problem import Edit, Problem, Severity
 
 SLIP = 0.9

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from planner.check.keys import unknown_key
 from planner.check.loader import refusals
 from planner.check.loader.kept import is_typed, outcome_of
 from planner.check.loader.kept_in_yaml import outcome_in_yaml
 from planner.check.loader.launching import launch_refusals
+from planner.check.one_file.keys import unknown_key
+from planner.check.one_file.violations import Violation, violations
 from planner.check.rules import finding
-from planner.check.violations import Violation, violations
 from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 from planner.resources import read_text

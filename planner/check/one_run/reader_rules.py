@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.check.context import Context, Reader
-from planner.check.deepspeed_rules import section, stage_of
+from planner.check.one_file.deepspeed_rules import section, stage_of
+from planner.check.one_run.run_facts import deepspeed_yaml, launch_flag, named_file, number, reader_of
 from planner.check.rules import finding
-from planner.check.run_facts import deepspeed_yaml, launch_flag, named_file, number, reader_of
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
 

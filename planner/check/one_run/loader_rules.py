@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.check.argument_rules import wanted_values
 from planner.check.context import Context, Reader
 from planner.check.loader import batch_refusals, refusals
 from planner.check.loader.launching import launch_refusals
 from planner.check.loader.typed import flag
+from planner.check.one_file.schema import load_schema
+from planner.check.one_run.argument_rules import wanted_values
+from planner.check.one_run.run_facts import argument_is_on, ranks_of, reader_of
 from planner.check.rules import finding, rename, take_out, write
-from planner.check.run_facts import argument_is_on, ranks_of, reader_of
-from planner.check.schema import load_schema
 from planner.check.together import Kind, Together
 from planner.errors import one_line
 from planner.records.problem import Problem, Severity

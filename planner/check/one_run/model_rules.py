@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.check.context import Context, Reader
-from planner.check.deepspeed_rules import section
-from planner.check.known_models import (
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.known_models import (
     BUILT_IN_LEAVES,
     bf16_source,
     blocks_of,
@@ -19,10 +19,9 @@ from planner.check.known_models import (
     type_of,
     width_is_found,
 )
-from planner.check.machine_rules import has_bf16
-from planner.check.reader_rules import BUCKETS
-from planner.check.rules import finding
-from planner.check.run_facts import (
+from planner.check.one_run.machine_rules import has_bf16
+from planner.check.one_run.reader_rules import BUCKETS
+from planner.check.one_run.run_facts import (
     Said,
     deepspeed_yaml,
     half_precision,
@@ -35,6 +34,7 @@ from planner.check.run_facts import (
     yaml_of,
     zero_stage,
 )
+from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from planner.check.json_text import Unreadable
-from planner.check.nodes import Entry, Form, Node, walk
+from planner.check.reading.json_text import Unreadable
+from planner.check.reading.nodes import Entry, Form, Node, walk
 
 MOST_NODES = 100_000
 """Anchors that repeat each other can make a small text stand for billions of values."""

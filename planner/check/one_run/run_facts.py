@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from planner.check.context import Context, Reader
-from planner.check.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
+from planner.check.one_file.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
 from planner.check.together import File, Together
 
 ON = (True, 1, "true", "True", "TRUE", "yes", "1")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.check.deepspeed_rules import ZERO, device_of, is_on, section, stage_of, tp_of
 from planner.check.loader.lax import FALSE_WORDS
+from planner.check.one_file.deepspeed_rules import ZERO, device_of, is_on, section, stage_of, tp_of
 from planner.check.rules import finding
 from planner.errors import nearest
 from planner.records.problem import Edit, EditKind, Problem, Severity

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from planner import toml
+from planner.resources import read_table
 
 FP16_FROM = (7, 0)
 """Source: deepspeed/accelerator/cuda_accelerator.py `is_fp16_supported` (0.19.8).
@@ -32,10 +31,8 @@ def capability_of(name: str) -> tuple[int, int] | None:
 
 @cache
 def _rows() -> tuple[tuple[re.Pattern[str], tuple[int, int]], ...]:
-    loader: Any = __spec__.loader  # also reads a zipped wheel; importlib.resources costs 15 ms at first use
-    text = loader.get_data(str(Path(__file__).parent / "data" / "cards.toml")).decode("utf-8")
     rows = []
-    for row in toml.loads(text)["card"]:
+    for row in toml.loads(read_table("check", "cards.toml"))["card"]:
         major, minor = row["capability"].split(".")
         rows.append((re.compile(row["pattern"]), (int(major), int(minor))))
     return tuple(rows)

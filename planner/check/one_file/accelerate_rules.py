@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.check.deepspeed_rules import section, tp_of
-from planner.check.parallel_rules import parallel_problems
+from planner.check.one_file.deepspeed_rules import section, tp_of
+from planner.check.one_file.parallel_rules import parallel_problems
 from planner.check.rules import finding, rename, take_out, write
 from planner.records.problem import Problem, Severity
 

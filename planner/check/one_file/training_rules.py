@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from planner.check import engine_rules
-from planner.check.deepspeed_rules import ZERO, device_of, section, stage_of
 from planner.check.loader.typed import flag
+from planner.check.one_file import engine_rules
+from planner.check.one_file.deepspeed_rules import ZERO, device_of, section, stage_of
 from planner.check.rules import finding, move, rename, take_out, write
 from planner.errors import nearest
 from planner.records.problem import Problem, Severity

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from planner.check.nodes import Entry, Form, Node
+from planner.check.reading.nodes import Entry, Form, Node
 
 DEEPEST = 200
 """Levels of nesting; DeepSpeed's own reader gives up at Python's recursion limit."""

@@ -1,0 +1,1 @@
+"""Findings to corrected texts, everything else byte for byte."""

@@ -1,0 +1,1 @@
+"""What is wrong in one file, whoever else is there."""
