@@ -17,7 +17,7 @@ from planner.accuracy.run import Run, run_of
 from planner.accuracy.states import fsdp_terms, megatron_terms, torch_terms
 from planner.accuracy.words import Engine, Layers
 from planner.errors import PlannerError
-from planner.memory.backward import BY_LAYER, through_backward
+from planner.memory.backward import BY_LAYER, PARTS, through_backward
 from planner.memory.estimate import add_up, estimate_memory
 from planner.memory.inputs import TRAINING, term
 from planner.memory.overhead import communicator_bytes, context_bytes, fragmented_slack_bytes, side_stream_bytes
@@ -144,6 +144,9 @@ def _through_backward(own: list[Term], planned: tuple[Term, ...], run: Run) -> t
     layers = run.shape.layers
     by_layer = [t for t in planned if t.name.removesuffix("_left") in BY_LAYER]
     whole = max((t.size_bytes for t in by_layer), default=0)
-    late = min((t.size_bytes for t in by_layer if Moment.BACKWARD_LATE in t.moments), default=0)
-    left = round(layers * late / whole) if whole else 1
-    return through_backward(tuple(own), layers=layers, left=left)
+    late = (
+        min((t.size_bytes for t in by_layer if moment in t.moments), default=0)
+        for moment in (Moment.BACKWARD_LATE, Moment.BACKWARD_LATE_REDUCED)
+    )
+    made, reduced = (round(PARTS * layers * kept / whole) if whole else PARTS for kept in late)
+    return through_backward(tuple(own), layers=layers, left=(made, reduced))

@@ -1,4 +1,4 @@
-"""Activations at every moment of backward, and how far backward has come when gradients weigh most.
+"""Activations at every moment of backward.
 
 In: activation terms, alive at the loss, at the head or in the last layer; layers. Out: the same terms at the moments in
 between, so that they can be added to the gradients that are alive then.
@@ -7,47 +7,27 @@ between, so that they can be added to the gradients that are alive then.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from planner.memory.inputs import LATE, Inputs
-from planner.memory.reduction import oversize_elements, reduction
-from planner.memory.states import gradient_partition_bytes
 from planner.records.candidate import ZeroStage
 from planner.records.estimate import Moment, Term
 from planner.units import ceil_div
 
+PARTS = 64
+"""Into how many parts a layer is cut that is half differentiated."""
 TRANSIENT = ("activations/backward_temporaries",)
-BY_LAYER = ("activations/kept", "activations/checkpoints")
+BY_LAYER = ("activations/kept", "activations/checkpoints")  # what all layers keep
+IN_LAYER = "activations/layer"  # what the layer that is differentiated has recomputed
+SHRINKING = (*BY_LAYER, IN_LAYER)
 
 
-def late_layers(given: Inputs) -> int:
-    """Layers that still keep their activations at `Moment.BACKWARD_LATE`.
+class Late(NamedTuple):
+    """An instant of a moment of LATE that can be the fullest, depending on what a layer keeps."""
 
-    Formula: 1 where gradients pile up to the end (stages 0 and 1). Where they are reduced as they come: at stage 1 with
-    tensors above the bucket, the layers of the first partition, whose rank then holds the most foreign gradients; else
-    the layers left when the bucket is flushed first, because the partition is allocated then, or when it is copied
-    first, where the partition exists since the last layer.
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_ipg_grads`, `copy_grads_in_partition` (0.19.8).
-    Leaves out: the lag of one bucket.
-    """
-    c, order = given.candidate, given.sizes.order
-    depth = len(order.layers)
-    if c.zero is ZeroStage.DISABLED or not reduces_at_once(given):
-        return min(1, depth)
-    if c.zero is ZeroStage.PARAMETERS:
-        walk = reduction(order, c.settings.reduce_bucket_elements, None, c.degrees.dp)
-        return min(depth, max(1, walk.first_copy))
-    bucket, share = c.settings.reduce_bucket_elements, gradient_partition_bytes(given.sizes.total, c.degrees, 1)
-    if holds_foreign(given):
-        return max(1, order.layers_in_first_part(share))
-    walk = reduction(order, bucket, share)
-    return min(depth, max(1, walk.first_flush if walk.first_flush < depth else walk.first_copy))
-
-
-def holds_foreign(given: Inputs) -> bool:
-    """Whether ranks keep whole gradients that are not theirs: above the bucket, at stage 1 with overlap_comm."""
-    c, order = given.candidate, given.sizes.order
-    oversize = oversize_elements(order.flat, c.settings.reduce_bucket_elements)
-    return c.zero is ZeroStage.OPTIMIZER and c.settings.overlap_comm and oversize > 0
+    left: int  # layers that still keep their activations, in parts
+    terms: tuple[Term, ...]  # of gradients, alive at that moment only
+    size_bytes: int  # of these terms
 
 
 def reduces_at_once(given: Inputs) -> bool:
@@ -56,20 +36,26 @@ def reduces_at_once(given: Inputs) -> bool:
     return c.zero >= ZeroStage.GRADIENTS or c.settings.overlap_comm
 
 
-def through_backward(terms: tuple[Term, ...], *, layers: int, left: int) -> tuple[Term, ...]:
+def through_backward(terms: tuple[Term, ...], *, layers: int, left: tuple[int, int]) -> tuple[Term, ...]:
     """The activation terms at the moments that they do not name themselves.
 
-    Formula: what all layers keep: whole until the last layer is differentiated, `left / layers` of it at BACKWARD_LATE;
-    a layer's own recomputed tensors and transients in every layer, the transients until its gradients are reduced; the
-    head's until the head is reduced.
+    `left`: layers, in parts, that still keep their activations at each moment of LATE.
+    Formula: whole until the last layer is differentiated, `waiting_bytes` at LATE; transients in every layer until its
+    gradients are reduced; the head's until the head is reduced.
     Source: autograd frees what a layer saved when its backward is over.
     Leaves out: that layers of different kinds keep different amounts.
     """
     spread = []
+    late = (
+        ((LATE, left[0]),) if left[0] == left[1] else tuple(((m,), parts) for m, parts in zip(LATE, left, strict=True))
+    )
     for term in terms:
-        if term.name in BY_LAYER:
-            size_bytes = waiting_bytes(term.size_bytes, layers=layers, left=left)
-            spread.append(_at(LATE, term, size_bytes, f"{left} / {layers} * ({term.formula})"))
+        if term.name in SHRINKING:
+            for moments, parts in late:
+                size_bytes = waiting_bytes(term.name, term.size_bytes, layers=layers, left=parts)
+                spread.append(
+                    _at(moments, term, size_bytes, f"at {parts / PARTS:.3g} of {layers} layers: {term.formula}")
+                )
         spread.append(_at(_moments(term.name, term.moments), term, term.size_bytes, term.formula))
     return tuple(spread)
 
@@ -96,18 +82,23 @@ def _moments(name: str, named: tuple[Moment, ...]) -> tuple[Moment, ...]:
         moments |= {Moment.BACKWARD_HEAD_WEIGHT, Moment.BACKWARD_HEAD_REDUCED}
     if at_head and in_layer:
         moments.add(Moment.FORWARD_LAYER)
-    if in_layer and name not in BY_LAYER:
+    if in_layer and name not in SHRINKING:
         moments.add(Moment.BACKWARD_LATE)
     if in_layer and name not in TRANSIENT:
-        moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if name not in BY_LAYER else ())}
+        moments |= {Moment.BACKWARD_LAYER_REDUCED, *(LATE[1:] if name not in SHRINKING else ())}
     return tuple(sorted(moments))
 
 
-def waiting_bytes(kept_bytes: int, *, layers: int, left: int) -> int:
-    """What `left` layers still keep of what all layers keep.
+def waiting_bytes(name: str, kept_bytes: int, *, layers: int, left: int) -> int:
+    """What is still there of an activation term when `left` parts of layers are not differentiated.
 
-    Formula: bytes * left / layers.
-    Source: as `through_backward`.
-    Leaves out: see that.
+    Formula: of what all layers keep, bytes * left / (PARTS * layers); of checkpoints, those of `left` rounded up to
+    whole layers; of what a layer recomputed, the share that is left of that layer.
+    Source: autograd frees what an operation saved when its backward is over, and a checkpoint with its layer.
+    Leaves out: see `through_backward`.
     """
-    return ceil_div(kept_bytes * left, layers)
+    if name == IN_LAYER:
+        return ceil_div(kept_bytes * (left % PARTS or min(left, PARTS)), PARTS)
+    if name == "activations/checkpoints":
+        return ceil_div(kept_bytes * ceil_div(left, PARTS), layers)
+    return ceil_div(kept_bytes * left, layers * PARTS)

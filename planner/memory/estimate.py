@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from planner.geometry.params import parameter_count
 from planner.memory.activations import activation_terms
-from planner.memory.backward import BY_LAYER, late_layers, through_backward, waiting_bytes
-from planner.memory.gpu_terms import gpu_terms
+from planner.memory.backward import SHRINKING, Late, through_backward, waiting_bytes
+from planner.memory.gpu_terms import gpu_terms, late_instants
 from planner.memory.host_terms import host_terms
 from planner.memory.inputs import LATE, TRAINING, Inputs
 from planner.memory.logits import logits_terms
@@ -77,8 +77,8 @@ class Job(NamedTuple):
 class Strategy(NamedTuple):
     """What a strategy holds whatever its micro-batch."""
 
-    sums: Sums
-    layers_left: int  # that keep their activations when gradients weigh most
+    sums: Sums  # without the gradients of `late`
+    late: tuple[tuple[Late, ...], tuple[Late, ...]]  # of which the fullest counts, by moment of LATE
     host_peak: int
     disk_peak: int  # before files are saved
 
@@ -89,16 +89,18 @@ class Batch(NamedTuple):
     activations: tuple[Term, ...]
     logits: tuple[Term, ...]
     sums: Sums
-    by_layer: tuple[int, ...]  # bytes of the terms that every layer keeps
+    by_layer: tuple[tuple[str, int], ...]  # names and bytes of the terms that shrink layer by layer
 
 
 def estimate_memory(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> MemoryEstimate:
     """Every term of the candidate, added up by moment."""
     strategy, batch = strategy_part(model, cluster, workload, candidate), batch_part(model, workload, candidate)
-    activations = _spread(batch.activations, model.layers, strategy.layers_left)
+    late = tuple(_fullest(model, instants, batch) for instants in strategy.late)
+    activations = _spread(batch.activations, model.layers, (late[0].left, late[1].left))
     held = strategy.sums
+    gradients = (term for instant in late for term in instant.terms if term.size_bytes)
     sums = Sums(
-        terms=(*held.terms, *activations, *batch.logits),
+        terms=(*held.terms, *gradients, *activations, *batch.logits),
         gpu=_on_gpu(model, strategy, batch),
         host=held.host,
         disk=held.disk,
@@ -134,11 +136,22 @@ def add_up(terms: tuple[Term, ...], candidate: Candidate) -> MemoryEstimate:
 def _on_gpu(model: ModelShape, strategy: Strategy, batch: Batch) -> tuple[int, ...]:
     """GPU bytes of every moment: both parts, and at the late ones what the layers that wait still keep."""
     gpu = list(map(add, strategy.sums.gpu, batch.sums.gpu))
-    for kept in batch.by_layer:
-        waiting = waiting_bytes(kept, layers=model.layers, left=strategy.layers_left)
-        for moment in LATE:
-            gpu[moment] += waiting
+    for moment, instants in zip(LATE, strategy.late, strict=True):
+        gpu[moment] += _late_bytes(model, _fullest(model, instants, batch), batch)
     return tuple(gpu)
+
+
+def _fullest(model: ModelShape, instants: tuple[Late, ...], batch: Batch) -> Late:
+    """The instant at which gradients and waiting activations are most."""
+    if len(instants) == 1:
+        return instants[0]
+    return max(instants, key=lambda instant: _late_bytes(model, instant, batch))
+
+
+def _late_bytes(model: ModelShape, instant: Late, batch: Batch) -> int:
+    """Gradients, and what the layers that wait still keep."""
+    waiting = sum(waiting_bytes(name, kept, layers=model.layers, left=instant.left) for name, kept in batch.by_layer)
+    return instant.size_bytes + waiting
 
 
 def strategy_part(model: ModelShape, cluster: Cluster, workload: Workload, candidate: Candidate) -> Strategy:
@@ -185,7 +198,7 @@ def _sums_of_strategy(job: Job) -> Strategy:
     )
     on_host = _on_host(job._replace(checkpointing=Checkpointing.NONE, settings=sizes))
     sums = _summed((*(term for term in gpu_terms(given) if term.size_bytes), *on_host))
-    return Strategy(sums, late_layers(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
+    return Strategy(sums, late_instants(given), max(sums.host), max(sums.disk[: Moment.SAVE]))
 
 
 @lru_cache(maxsize=4096)
@@ -251,13 +264,13 @@ def _batch(model: ModelShape, workload: Workload, micro_batch: int, tp: int, che
         loss=workload.loss,
         frozen=workload.adapter is not None,
     )
-    spread = through_backward(activations, layers=model.layers, left=0)
-    by_layer = tuple(term.size_bytes for term in activations if term.name in BY_LAYER)
+    spread = through_backward(activations, layers=model.layers, left=(0, 0))
+    by_layer = tuple((term.name, term.size_bytes) for term in activations if term.name in SHRINKING)
     return Batch(activations, logits, _summed((*spread, *logits)), by_layer)
 
 
 @lru_cache(maxsize=4096)
-def _spread(activations: tuple[Term, ...], layers: int, left: int) -> tuple[Term, ...]:
+def _spread(activations: tuple[Term, ...], layers: int, left: tuple[int, int]) -> tuple[Term, ...]:
     """Kept because the stages and offloads of a search share them."""
     return through_backward(activations, layers=layers, left=left)
 

@@ -7,7 +7,6 @@ moment?
 from __future__ import annotations
 
 from planner.memory import buffers, gathered, states, transients
-from planner.memory.backward import late_layers
 from planner.memory.gpu_updates import stage_three_update
 from planner.memory.inputs import (
     FORWARD_BACKWARD,
@@ -121,7 +120,7 @@ def _gradients(given: Inputs) -> list[Term]:
     """Gradients on their way to their shards."""
     c, sizes, e = given.candidate, given.sizes, given.element_bytes
     order, source = sizes.order, f"{STAGE3} __avg_scatter_grads"
-    walk = reduction(order, c.settings.reduce_bucket_elements, None, c.degrees.dp)
+    walk = reduction(order, c.settings.reduce_bucket_elements, c.degrees.dp)
     tied = sizes.head if order.tied else 0
     formula = "e * (a gradient + the one in reduction where it exceeds the bucket, or the bucket's copy)"
     return [
@@ -137,6 +136,18 @@ def _gradients(given: Inputs) -> list[Term]:
         term("gradients/last_in_reduction", REDUCTION[-1:], e * (walk.end + tied), formula, source),
         *_shard_copies(given, source),
     ]  # fmt: skip
+
+
+def late_layers(given: Inputs) -> int:
+    """Layers that still keep their activations at `Moment.BACKWARD_LATE`.
+
+    Formula: the layers left when the bucket is first copied; 1 where it never is.
+    Source: deepspeed/runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
+    Leaves out: the lag of one bucket.
+    """
+    c, order = given.candidate, given.sizes.order
+    walk = reduction(order, c.settings.reduce_bucket_elements, c.degrees.dp)
+    return min(len(order.layers), max(1, walk.first_copy))
 
 
 def _shard_copies(given: Inputs, source: str) -> list[Term]:

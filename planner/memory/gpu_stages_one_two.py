@@ -5,13 +5,19 @@ In: `Inputs`. Out: terms. Question: which states, gradients and buffers are on t
 
 from __future__ import annotations
 
-from planner.geometry.sharding import touched_elements
 from planner.memory import buffers, states, transients
-from planner.memory.backward import holds_foreign, late_layers, reduces_at_once
+from planner.memory.backward import reduces_at_once
+from planner.memory.gpu_reduction import (
+    fp32_partition,
+    held_bytes,
+    partition_elements,
+    reduced_at_once,
+    share_elements,
+    walk_of,
+)
 from planner.memory.gpu_updates import stages_one_two_update
 from planner.memory.inputs import (
     FORWARD_BACKWARD,
-    FORWARD_TO_HEAD,
     FROM_INIT,
     FROM_INIT_STATES,
     LATE,
@@ -23,7 +29,7 @@ from planner.memory.inputs import (
     Inputs,
     term,
 )
-from planner.memory.reduction import Reduction, first_fill_elements, oversize_elements, reduction
+from planner.memory.reduction import first_fill_elements
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Moment, Term
 from planner.records.model import Precision
@@ -34,7 +40,7 @@ END = (Moment.BACKWARD_END,)
 def stages_one_two_terms(given: Inputs) -> list[Term]:
     """Every term of stages 1 and 2 but frozen weights."""
     c, p, e = given.candidate, given.sizes.total, given.element_bytes
-    share = _share(given)
+    share = share_elements(given)
     terms = [
         term("states/weights", FROM_INIT, states.weight_bytes(p, c.zero, c.degrees, e), "e * P", ZERO_PAPER),
         term("init/flat_copy", (Moment.INIT_WEIGHTS,), transients.flatten_copy_bytes(p, e, given.capacity_bytes),
@@ -42,14 +48,14 @@ def stages_one_two_terms(given: Inputs) -> list[Term]:
     ]  # fmt: skip
     if bf16_optimizer_runs(given):
         return [*terms, *_bf16_optimizer(given, share)]
-    terms += [*_bucket(given), *_gradients(given, share)]
+    terms += _buckets(given)
+    terms += _at_once(given, share) if reduces_at_once(given) else _in_the_end(given)
     if c.offload is not Offload.NONE:
         return [*terms, *_offloaded(given, share)]
     settings, width = c.settings, given.precision.state_bytes
     gradient_bytes = states.FP32_BYTES if settings.fp32_gradient_accumulation else e
     return [
         *terms,
-        *_partition(given, share),
         term("states/master", FROM_INIT_STATES, states.master_bytes(p, c.zero, c.degrees, given.precision),
              f"{width} * P / N", f"{STAGE12} single_partition_of_fp32_groups"),
         term("init/zero_gradient", (Moment.INIT_STATES,), transients.zero_gradient_bytes(p, c.degrees.dp, width),
@@ -59,7 +65,7 @@ def stages_one_two_terms(given: Inputs) -> list[Term]:
              "8 * largest slice", "deepspeed/runtime/utils.py get_norm_dtype"),
         *stages_one_two_update(
             given, share, gradient_bytes,
-            in_reduction=sum(t.size_bytes for t in terms if t.name == "gradients/last_in_reduction"),
+            in_reduction=_in_reduction_bytes(given),
         ),
     ]  # fmt: skip
 
@@ -75,173 +81,64 @@ def bf16_optimizer_runs(given: Inputs) -> bool:
     return c.zero is ZeroStage.OPTIMIZER and accumulates and c.offload is Offload.NONE
 
 
-def _share(given: Inputs) -> int:
-    """Elements of one partition."""
-    return states.gradient_partition_bytes(given.sizes.total, given.candidate.degrees, 1)
+def _in_reduction_bytes(given: Inputs) -> int:
+    """Bytes that backward holds last before the last reduction is done, and lets go then."""
+    if not reduces_at_once(given):
+        return 0
+    walk, e, sizes = walk_of(given), given.element_bytes, given.sizes
+    tied = 2 * e * sizes.head if sizes.order.tied else 0
+    return held_bytes(walk.end, e) - held_bytes(walk.done, e) + tied
 
 
-def _walk(given: Inputs, share: int) -> Reduction:
-    return reduction(given.sizes.order, given.candidate.settings.reduce_bucket_elements, share)
-
-
-def _since_first_flush(walk: Reduction, depth: int) -> tuple[Moment, ...]:
-    """The moments of backward at which the rank of the last tensors has its partition."""
-    if walk.first_flush > depth:
-        return REDUCTION
-    if walk.first_flush == depth:
-        return REDUCTION[1:]
-    return (*LATE, *END) if walk.first_flush else END
-
-
-def _bucket(given: Inputs) -> list[Term]:
-    """The contiguous bucket, and what flows past it."""
-    c, e, order = given.candidate, given.element_bytes, given.sizes.order
+def _buckets(given: Inputs) -> list[Term]:
+    """The contiguous buckets; at stage 1 they stay from one micro-batch to the next."""
+    c, e = given.candidate, given.element_bytes
     kept = c.zero is ZeroStage.OPTIMIZER and c.accumulation > 1
     size = buffers.reduce_bucket_bytes(c.settings.reduce_bucket_elements, e, overlap_comm=c.settings.overlap_comm)
-    terms = [
+    return [
         term("buffers/reduce_bucket", FORWARD_BACKWARD if kept else REDUCTION, size,
              "e * reduce_bucket_size * (2 with overlap_comm)", f"{STAGE12} setup_buckets"),
         term("gradients/head_made", (Moment.BACKWARD_HEAD_WEIGHT,), e * given.sizes.head, "e * V * h",
              "autograd: the head's gradient comes first"),
     ]  # fmt: skip
-    if not reduces_at_once(given):
-        return terms
-    walk, source = _walk(given, _share(given)), f"{STAGE12} reduce_independent_p_g_buckets_and_remove_grads"
-    if kept:  # gradients of earlier micro-batches are there already, a new one is added to its own
-        fresh = e * given.sizes.layer_largest_tensor
-        return [*terms, term("gradients/fresh", (*LAYER, *LATE), fresh, "e * largest tensor of a layer", source)]
-    tied = e * given.sizes.head if order.tied else 0
-    last = e * walk.end + 2 * tied  # the head's gradient, the embedding's and their sum
-    late = e * walk.from_layer(late_layers(given))
-    formula = "e * (a gradient + the one in reduction where it exceeds the bucket)"
-    return [
-        *terms,
-        term("gradients/head_in_reduction", REDUCTION[:1], e * walk.head, formula, source),
-        term("gradients/tied_head", REDUCTION[:-1], tied, "e * V * h, until the embedding's gradient is added",
-             "torch autograd, InputBuffer of a shared parameter"),
-        term("gradients/first_of_layer", (LAYER[0], LATE[0]), e * order.last_matrix, "e * last matrix of a layer",
-             "autograd: last used, first differentiated"),
-        term("gradients/layer_in_reduction", LAYER[1:], e * walk.last_layer, formula, source),
-        term("gradients/late_in_reduction", LATE[1:], late, formula, source),
-        term("gradients/last_in_reduction", END, last, formula, source),
-    ]  # fmt: skip
 
 
-def _partition(given: Inputs, share: int) -> list[Term]:
-    """The rank's own reduced gradients."""
-    c, e, order = given.candidate, given.element_bytes, given.sizes.order
-    since: tuple[Moment, ...] = END
-    if reduces_at_once(given):
-        since = _since_first_flush(_walk(given, share), len(order.layers))
-    if c.settings.fp32_gradient_accumulation and given.precision is not Precision.FP32:
-        return _fp32_partition(given, share, since)
-    first, last = (touched_elements(order.flat, share, part) for part in (0, c.degrees.dp - 1))
-    fullest = max(first, last, touched_elements(order.flat, share, c.degrees.dp // 2))
-    formula, source = "e * tensors that lie in the rank's part", f"{STAGE12} grads_in_partition"
-    on_first = (*LATE, *END) if holds_foreign(given) else END  # which rank decides then
-    early = tuple(moment for moment in since if moment not in on_first)
-    terms = [term("gradients/last_partition", early, e * last, formula, source)]
-    if reduces_at_once(given):
-        terms.append(term("gradients/partition", (*on_first, *STEP), e * fullest, formula, source))
-    else:  # the first gradients have moved into the bucket by then
-        moved = first_fill_elements(order.flat, c.settings.reduce_bucket_elements)
-        terms += [
-            term(
-                "gradients/partition", END, e * max(0, fullest - moved), f"{formula}, less what the bucket took", source
-            ),
-            term("gradients/partition", STEP, e * fullest, formula, source),
-        ]
-    if c.accumulation > 1 and c.zero is ZeroStage.GRADIENTS:
-        source = f"{STAGE12} all_grad_tensors"
-        terms += [
-            term("gradients/accumulated", (*FORWARD_TO_HEAD, *END), e * fullest, formula, source),
-            term("gradients/last_accumulated", REDUCTION[:-1], e * last, formula, source),
-        ]
-    if c.zero is ZeroStage.OPTIMIZER and c.accumulation == 1 and reduces_at_once(given):
-        terms += _foreign(given, share)
-    return terms
+def _at_once(given: Inputs, share: int) -> list[Term]:
+    """Gradients that are reduced as they come."""
+    terms = reduced_at_once(given, walk_of(given))
+    return [*terms, *_fp32_partition(given, share)] if fp32_partition(given) else terms
 
 
-def _foreign(given: Inputs, share: int) -> list[Term]:
-    """Stage 1 with overlap_comm: gradients too large for the bucket stay whole on the ranks that do not own them.
-
-    They weigh most on the first rank when its own begin, and on either end when backward is over.
-    """
-    e, (of_first, of_last) = given.element_bytes, _foreign_elements(given, share)
-    source, formula = f"{STAGE12} reduce_ipg_grads", "e * tensors above the bucket of other ranks"
-    return [
-        term("gradients/foreign", LATE, e * of_first, formula, source),
-        term("gradients/foreign_last", END, e * max(of_first, of_last), formula, source),
-    ]
-
-
-def _foreign_elements(given: Inputs, share: int) -> tuple[int, int]:
-    """Elements above the bucket that the first and the last rank do not own, without embeddings."""
-    c, order = given.candidate, given.sizes.order
-    bucket, total = c.settings.reduce_bucket_elements, sum(order.flat)
-    after_first = _last(order.flat, total - touched_elements(order.flat, share, 0))
-    own_of_last = _last(order.flat, touched_elements(order.flat, share, c.degrees.dp - 1))
-    layers_on = oversize_elements(order.flat[len(order.before) :], bucket)
-    return oversize_elements(after_first, bucket), layers_on - oversize_elements(own_of_last, bucket)
-
-
-def _last(tensors: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    """The last tensors that hold so many elements."""
-    start = len(tensors)
-    while start and elements >= tensors[start - 1]:
-        start -= 1
-        elements -= tensors[start]
-    return tensors[start:]
-
-
-def _fp32_partition(given: Inputs, share: int, since: tuple[Moment, ...]) -> list[Term]:
-    """Stage 2 with fp32 accumulation: one compact partition for all micro-batches, to which slices are added after a
-    cast; the rank's own 16-bit gradients above the bucket are not let go before backward ends."""
-    c, e, order = given.candidate, given.element_bytes, given.sizes.order
+def _fp32_partition(given: Inputs, share: int) -> list[Term]:
+    """Stage 2 with fp32 accumulation: one compact partition for all micro-batches."""
+    c = given.candidate
     source = f"{STAGE12} _get_compact_grad_partition_slice, _add_to_grad_partition_buffer"
-    alive = since if c.accumulation == 1 else FORWARD_BACKWARD
-    own = oversize_elements(order.flat[: len(order.flat) - len(_last(order.flat, sum(order.flat) - share))],
-                            c.settings.reduce_bucket_elements)  # fmt: skip
-    in_reduction = oversize_elements(order.before[:1], c.settings.reduce_bucket_elements)
-    return [
-        term("gradients/partition", (*alive, *STEP), states.FP32_BYTES * share, "4 * P / N", source),
-        term("gradients/head_cast", REDUCTION[:1], states.FP32_BYTES * min(given.sizes.head, share),
-             "4 * slice of the head", source),
-        term("gradients/cast", (LAYER[1], LATE[1]), states.FP32_BYTES * min(given.sizes.layer_largest_tensor, share),
-             "4 * largest slice of a layer", source),
-        term("gradients/last_cast", END, states.FP32_BYTES * min(given.sizes.embedding, share),
-             "4 * slice of the embedding", source),
-        term("gradients/own_whole", END, e * (own - in_reduction), "e * own tensors above the bucket",
-             f"{STAGE12} copy_grads_in_partition"),
-    ]  # fmt: skip
+    alive = STEP if c.accumulation == 1 else (*FORWARD_BACKWARD, *STEP)
+    return [term("gradients/partition", alive, states.FP32_BYTES * share, "4 * P / N", source)]
 
 
-def _gradients(given: Inputs, share: int) -> list[Term]:
-    """Stage 1 holds unreduced gradients: until the end of backward, or through the next micro-batch."""
+def _in_the_end(given: Inputs) -> list[Term]:
+    """Stage 1 without overlap_comm: whole gradients until backward is over, or through the next micro-batch."""
     c, e, sizes = given.candidate, given.element_bytes, given.sizes
-    if c.zero is not ZeroStage.OPTIMIZER or (c.accumulation == 1 and reduces_at_once(given)):
-        return []
     full, source = states.full_gradient_bytes(sizes.total, e), f"{STAGE12} reduce_gradients"
     if c.accumulation == 1:
-        return gathering_gradients(given, source)
-    if not reduces_at_once(given):
-        return [
+        terms = gathering_gradients(given, source)
+    else:
+        terms = [
             term("gradients/full", FORWARD_BACKWARD, full, "e * P", source),
             term("gradients/fresh", (*LAYER, *LATE), e * sizes.layer_largest_tensor, "e * largest tensor of a layer",
                  source),
         ]  # fmt: skip
-    order, bucket = sizes.order, c.settings.reduce_bucket_elements
-    walk = _walk(given, share)
-    reduced = sum(order.after) if walk.first_flush > len(order.layers) else 0
-    foreign = _last(order.flat, sum(order.flat) - touched_elements(order.flat, share, 0))
-    moved = sum(foreign) - oversize_elements(foreign, bucket)
+    if c.offload is not Offload.NONE:
+        return terms
+    fullest = partition_elements(given)  # the first gradients have moved into the bucket when it comes to be
+    moved = first_fill_elements(sizes.order.flat, c.settings.reduce_bucket_elements)
+    formula, source = "e * tensors that lie in the rank's part", f"{STAGE12} grads_in_partition"
     return [
-        term("gradients/full", (*FORWARD_TO_HEAD, Moment.BACKWARD_HEAD_REDUCED), full, "e * P", source),
-        term("gradients/unreduced", LAYER, full - e * reduced, "e * (P - head)", source),
-        term("gradients/unreduced_late", LATE, full - e * moved, "e * (P - what went through the bucket)", source),
-        term("gradients/unreduced_last", END, e * (max(_foreign_elements(given, share)) + walk.end),
-             "e * (tensors above the bucket of other ranks + embedding)", source),
-    ]  # fmt: skip
+        *terms,
+        term("gradients/partition", END, e * max(0, fullest - moved), f"{formula}, less what the bucket took", source),
+        term("gradients/partition", STEP, e * fullest, formula, source),
+    ]
 
 
 def gathering_gradients(given: Inputs, source: str) -> list[Term]:
@@ -263,15 +160,12 @@ def gathering_gradients(given: Inputs, source: str) -> list[Term]:
 
 def _offloaded(given: Inputs, share: int) -> list[Term]:
     """What stays on the GPU when optimizer states are in host memory."""
-    c, sizes, e = given.candidate, given.sizes, given.element_bytes
-    terms = [
+    sizes, e = given.sizes, given.element_bytes
+    return [
         term("buffers/offload_gradient", FROM_INIT_STATES, e * sizes.largest_tensor, "e * largest tensor",
              f"{STAGE12} temp_grad_buffer_for_gpu_offload"),
         *_offload_norms(given, share),
     ]  # fmt: skip
-    if c.zero is ZeroStage.OPTIMIZER and c.accumulation == 1 and reduces_at_once(given):
-        terms += _foreign(given, share)
-    return terms
 
 
 def _offload_norms(given: Inputs, share: int) -> list[Term]:

@@ -6,10 +6,11 @@ formula each; this module only says when each of them is alive.
 
 from __future__ import annotations
 
-from planner.memory import quantized, states
-from planner.memory.gpu_stage_three import stage_three_terms
+from planner.memory import gpu_reduction, quantized, states
+from planner.memory.backward import PARTS, Late, reduces_at_once
+from planner.memory.gpu_stage_three import late_layers, stage_three_terms
 from planner.memory.gpu_stage_zero import stage_zero_terms
-from planner.memory.gpu_stages_one_two import stages_one_two_terms
+from planner.memory.gpu_stages_one_two import bf16_optimizer_runs, stages_one_two_terms
 from planner.memory.inputs import (
     FROM_INIT,
     STAGE3,
@@ -30,6 +31,19 @@ def gpu_terms(given: Inputs) -> list[Term]:
     if stage is ZeroStage.DISABLED:
         return [*stage_zero_terms(given), *_frozen(given)]
     return [*stages_one_two_terms(given), *_frozen(given)]
+
+
+def late_instants(given: Inputs) -> tuple[tuple[Late, ...], tuple[Late, ...]]:
+    """The instants that can be the fullest of each moment of LATE, with the layers that keep activations then."""
+    c = given.candidate
+    if c.zero is ZeroStage.PARAMETERS:
+        left = late_layers(given)
+    elif c.zero is ZeroStage.DISABLED or bf16_optimizer_runs(given) or not reduces_at_once(given):
+        left = 1  # gradients pile up to the end
+    else:
+        return gpu_reduction.late_instants(given)
+    whole_layer = (Late(PARTS * min(left, len(given.sizes.order.layers)), (), 0),)
+    return whole_layer, whole_layer
 
 
 def _frozen(given: Inputs) -> list[Term]:

@@ -1,6 +1,6 @@
-"""Gradients on their way through the reduction bucket: what is alive beside the bucket while backward goes on.
+"""Gradients on their way through the bucket of stage 3: what is alive beside it while backward goes on.
 
-In: the trained tensors of one rank in order, the bucket, the partition. Out: `Reduction`, elements by the part of the
+In: the trained tensors of one rank in order, the bucket. Out: `Reduction`, elements by the part of the
 model that backward is in. Gradients come in the reverse of that order; one that does not fit flushes the bucket.
 """
 
@@ -22,7 +22,6 @@ class Reduction:
     """
 
     elements: tuple[int, ...]  # by layers left: embeddings and the last flush, layers, final norm and head
-    first_flush: int  # layers left then; 0 where the bucket is flushed only when backward is over
     first_copy: int  # layers left at the first flush that makes a copy; 0 where none does
 
     @property
@@ -46,38 +45,30 @@ class Reduction:
 
 
 @lru_cache(maxsize=512)
-def reduction(order: TensorOrder, bucket: int, share: int | None, ranks: int = 1) -> Reduction:
-    """Walk through one backward.
+def reduction(order: TensorOrder, bucket: int, ranks: int) -> Reduction:
+    """Walk through one backward of stage 3.
 
-    Formula: at every gradient X: X + the waiting gradient where it is larger than the bucket + a flattened copy of the
-    flushed bucket where it crosses a partition (stages 1 and 2) or, at stage 3 (`share` None), where it holds more than
-    one tensor or one that its ranks do not divide.
-    The first copy counts where it exceeds the partition, which takes its place.
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`;
-    stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py `reduce_scatter_coalesced` (0.19.8).
+    Formula: at every gradient X: X + the waiting gradient where it is larger than the bucket + a copy of the flushed
+    bucket where it holds more than one tensor or one that its ranks do not divide.
+    Source: deepspeed/runtime/zero/stage3.py `__add_grad_to_ipg_bucket`; runtime/comm/coalesced_collectives.py
+    `reduce_scatter_coalesced` (0.19.8).
     Leaves out: the order of tensors within a layer beyond "last used, first differentiated".
     """
-    most, first_flush, first_copy = [0] * (len(order.layers) + 2), 0, 0
-    end, waiting, tensors = sum(order.flat), 0, 0
-    later = share or 0  # the partition is allocated at the first flush, when the copy is gone
+    most, first_copy, waiting, tensors = [0] * (len(order.layers) + 2), 0, 0, 0
 
     def copy() -> int:
-        if share is None:
-            return waiting if tensors > 1 or waiting % ranks else 0
-        return waiting if waiting and (end - waiting) // share != (end - 1) // share else 0
+        return waiting if tensors > 1 or waiting % ranks else 0
 
     for numel, left in _arrivals(order):
         beside = numel + (waiting if waiting > bucket else 0)
         if waiting and waiting + numel > bucket:
-            copied = copy()
-            beside += copied if first_flush else max(0, copied - later)
-            end, waiting, tensors = end - waiting, 0, 0
-            first_flush, first_copy = first_flush or left, first_copy or (left if copied else 0)
+            beside += copy()
+            first_copy = first_copy or (left if copy() else 0)
+            waiting, tensors = 0, 0
         waiting, tensors = waiting + numel, tensors + 1
         most[left] = max(most[left], beside)
-    last = copy() if first_flush else max(0, copy() - later)
-    most[0] = max(most[0], last + (waiting if waiting > bucket else 0))
-    return Reduction(elements=tuple(most), first_flush=first_flush, first_copy=first_copy)
+    most[0] = max(most[0], copy() + (waiting if waiting > bucket else 0))
+    return Reduction(elements=tuple(most), first_copy=first_copy)
 
 
 def _arrivals(order: TensorOrder) -> Iterator[tuple[int, int]]:
@@ -90,17 +81,6 @@ def _arrivals(order: TensorOrder) -> Iterator[tuple[int, int]]:
             yield numel, index + 1
     for numel in reversed(order.before):
         yield numel, 0
-
-
-@lru_cache(maxsize=512)
-def oversize_elements(tensors: tuple[int, ...], bucket: int) -> int:
-    """Elements in tensors that are larger than the bucket, which never go through it.
-
-    Formula: sum of the tensors above the bucket size.
-    Source: deepspeed/runtime/zero/stage_1_and_2.py `extra_large_param_to_reduce` (0.19.8).
-    Leaves out: nothing.
-    """
-    return sum(numel for numel in tensors if numel > bucket)
 
 
 def first_fill_elements(tensors: tuple[int, ...], bucket: int) -> int:

@@ -5,6 +5,9 @@ The numbers themselves are compared with the engine in tests/memory/test_engine_
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +15,9 @@ from hypothesis import strategies as st
 from planner.catalog.models import model_rows
 from planner.geometry.params import rank_parameter_count
 from planner.geometry.sharding import padded_share, touched_elements
-from planner.memory.reduction import oversize_elements, reduction
+from planner.memory.backward import PARTS
+from planner.memory.gradient_walk import Held, Keeps, gradient_walk
+from planner.memory.reduction import reduction
 from planner.memory.sizes import rank_sizes
 from planner.memory.tensor_order import TensorOrder
 from planner.spec.model import row_shape
@@ -24,6 +29,8 @@ ORDERS = st.builds(
 )
 BUCKETS = st.integers(1, 10**7)
 RANKS = st.integers(1, 32)
+STAGE_TWO = Keeps(partition=None, casts=0, own=False, foreign=False, unreduced=False, accumulated=False)
+STAGE_ONE = replace(STAGE_TWO, foreign=True)
 
 
 def test_every_tensor_of_every_catalogue_model_has_its_place() -> None:
@@ -48,45 +55,108 @@ def test_the_tensors_that_all_partitions_touch_are_the_whole_model(order: Tensor
     assert all(size <= share + 2 * (max(order.flat) - 1) for size in touched)
 
 
-@given(ORDERS)
-def test_one_rank_owns_everything_and_copies_nothing(order: TensorOrder) -> None:
-    total = sum(order.flat)
-    assert touched_elements(order.flat, padded_share(total, 1), 0) == total
-    alone = reduction(order, 10**9, padded_share(total, 1))
-    assert max(alone.elements) <= max(order.flat)
+@given(ORDERS, BUCKETS, RANKS, st.booleans())
+def test_one_rank_copies_nothing_and_keeps_every_gradient_in_the_end(
+    order: TensorOrder, bucket: int, ranks: int, stage_one: bool
+) -> None:
+    total, keeps = sum(order.flat), STAGE_ONE if stage_one else STAGE_TWO
+    alone = gradient_walk(order, bucket, padded_share(total, 1), 1, keeps)
+    assert alone.done.elements == total
+    assert alone.end.elements <= total + 2 * max(order.flat)
+    walk = gradient_walk(order, bucket, padded_share(total, ranks), ranks, keeps)
+    assert walk.done.elements <= total + max(order.flat)
 
 
 @given(ORDERS, BUCKETS, RANKS)
-def test_beside_the_bucket_there_are_at_most_two_gradients_and_one_copy(
+def test_beside_partition_and_bucket_there_are_at_most_two_gradients_and_one_copy(
     order: TensorOrder, bucket: int, ranks: int
 ) -> None:
-    largest = max(order.flat)
-    for share in (padded_share(sum(order.flat), ranks), None):
-        most = max(reduction(order, bucket, share).elements)
-        assert max(largest - 1, 0) < most <= 2 * largest + max(bucket, largest)
+    largest, share = max(order.flat), padded_share(sum(order.flat), ranks)
+    walk = gradient_walk(order, bucket, share, ranks, replace(STAGE_TWO, partition=0))
+    instants = (walk.head, *walk.made, *walk.reduced, walk.end)
+    assert all(held.elements <= 2 * largest + max(bucket, largest) for held in instants)
+    assert max(held.elements for held in instants) > 0
+    most = max(reduction(order, bucket, ranks).elements)
+    assert max(largest - 1, 0) < most <= 2 * largest + max(bucket, largest)
 
 
-@given(ORDERS, BUCKETS)
-def test_a_bucket_as_large_as_the_model_is_flushed_once_in_the_end(order: TensorOrder, bucket: int) -> None:
-    walk = reduction(order, sum(order.flat), padded_share(sum(order.flat), 2))
-    assert walk.first_flush == 0
-    assert oversize_elements(order.flat, sum(order.flat)) == 0
-    smaller = reduction(order, bucket, padded_share(sum(order.flat), 2))
-    assert smaller.first_flush >= walk.first_flush
+@given(ORDERS, BUCKETS, RANKS)
+def test_stage_one_never_holds_less_than_stage_two(order: TensorOrder, bucket: int, ranks: int) -> None:
+    share = padded_share(sum(order.flat), ranks)
+    one, two = (gradient_walk(order, bucket, share, ranks, keeps) for keeps in (STAGE_ONE, STAGE_TWO))
+    for part in ("head", "layer", "end", "done"):
+        assert getattr(one, part).elements >= getattr(two, part).elements
+    assert one.made[-1].elements >= two.made[-1].elements
+
+
+@given(ORDERS, BUCKETS, RANKS)
+def test_earlier_micro_batches_add_at_most_the_whole_model(order: TensorOrder, bucket: int, ranks: int) -> None:
+    total = sum(order.flat)
+    share = padded_share(total, ranks)
+    first = gradient_walk(order, bucket, share, ranks, STAGE_ONE)
+    later = gradient_walk(order, bucket, share, ranks, replace(STAGE_ONE, unreduced=True))
+    assert later.done == first.done  # all of them are reduced in the end
+    for part in ("head", "layer", "end"):
+        assert getattr(first, part).elements <= getattr(later, part).elements <= getattr(first, part).elements + total
+
+
+@given(ORDERS, BUCKETS, RANKS, st.integers(0, 10**7))
+def test_the_instants_that_are_kept_are_fuller_and_later_one_by_one(
+    order: TensorOrder, bucket: int, ranks: int, a_layer_keeps: int
+) -> None:
+    """On an upper hull the sums rise and fall again, whatever a layer keeps."""
+    walk = gradient_walk(order, bucket, padded_share(sum(order.flat), ranks), ranks, STAGE_ONE)
+    for instants in (walk.made, walk.reduced):
+        for before, after in pairwise(instants):
+            assert before.left > after.left
+            assert before.elements < after.elements
+        sums = [held.elements * PARTS + a_layer_keeps * held.left for held in instants]
+        top = sums.index(max(sums))
+        assert sums[: top + 1] == sorted(sums[: top + 1])
+        assert sums[top:] == sorted(sums[top:], reverse=True)
+
+
+@given(ORDERS)
+def test_a_bucket_as_large_as_the_model_is_flushed_once_in_the_end(order: TensorOrder) -> None:
+    total = sum(order.flat)
+    walk = gradient_walk(order, total, padded_share(total, 2), 2, STAGE_ONE)
+    assert all(held.partition == 0 for held in (walk.head, *walk.made, *walk.reduced))
+    assert walk.done.partition > 0
+    assert all(held.whole == 0 for held in (walk.head, *walk.made, *walk.reduced, walk.end, walk.done))
+
+
+# Gradients come as 10 (head), 1 (norm), 4, 6 (a layer from back to front), 9 (embedding); two ranks of 15 each own
+# (9, 6) and (4, 1, 10).
+BY_HAND = TensorOrder(before=(9,), layers=((6, 4),), after=(1, 10))
 
 
 @pytest.mark.parametrize(
-    ("bucket", "share", "head", "layer", "end"),
+    ("bucket", "keeps", "head", "layer", "end", "done"),
     [
-        (3, 30, 1 + 10, 6 + 4, 9 + 6),  # each matrix is larger than the bucket: it waits outside for the next one
-        (5, 30, 1 + 10, 6, 9 + 6),  # norm and 4 are inside when 6 comes
-        (10, 30, 10, 6, 9),  # all are inside
-        (100, 30, 10, 6, 9),
-        (12, 15, 10, 6, 9 + 10),  # 6 and 4 lie in two partitions of 15: they are copied when 9 comes
-        (12, None, 10, 4 + 11, 9 + 10),  # stage 3 copies whatever is more than one tensor
+        # Each matrix is larger than a bucket of 3: it waits outside for the next one. Head: norm, waiting head and the
+        # last rank's partition of 15. Layer: 4 while norm is inside; then 6, the partition and 4 outside.
+        (3, "two", 1 + 10 + 15, 15 + 4 + 6, 15 + 6 + 9, 15),
+        # At stage 1 the first rank keeps 10 and 4, the last one 6 and 9, whole; the partition of the first exists when
+        # its own 6 is reduced.
+        (3, "one", 1 + 10 + 15, 15 + 4 + 6, 15 + 10 + 4 + 6 + 9, 15 + 15),
+        # A bucket of 12 takes 10 and 1, then 4 and 6, whose flush crosses the two parts and makes a copy of 10.
+        (12, "two", 10, 15 + 6, 15 + 9 + 10, 15),
+        (12, "one", 10, 15 + 6, 15 + 9 + 10, 15),
+        # All are inside: nothing but the gradient that comes; in the end the copy of everything, before the partition.
+        (100, "two", 10, 6, 30, 15),
     ],
 )
-def test_a_walk_worked_by_hand(bucket: int, share: int | None, head: int, layer: int, end: int) -> None:
-    """Gradients come as 10 (head), 1 (norm), 4, 6 (a layer from back to front), 9 (embedding)."""
-    walk = reduction(TensorOrder(before=(9,), layers=((6, 4),), after=(1, 10)), bucket, share)
-    assert (walk.head, walk.last_layer, walk.end) == (head, layer, end)
+def test_a_walk_worked_by_hand(bucket: int, keeps: str, head: int, layer: int, end: int, done: int) -> None:
+    walk = gradient_walk(BY_HAND, bucket, 15, 2, {"one": STAGE_ONE, "two": STAGE_TWO}[keeps])
+    assert walk.head.elements == head
+    assert max(held.elements for held in (*walk.made, *walk.reduced)) == layer
+    assert (walk.end.elements, walk.done.elements) == (end, done)
+
+
+def test_earlier_gradients_go_as_they_come_into_the_bucket() -> None:
+    """Head and norm have gone into the bucket of 12 when 4 comes and flushes them; 4 as well when 6 comes."""
+    walk = gradient_walk(BY_HAND, 12, 15, 2, replace(STAGE_ONE, unreduced=True))
+    assert walk.head.elements == 30
+    assert walk.layer == Held(PARTS, 0, 30 - 10 - 1, 4)
+    assert walk.reduced == (Held(PARTS, 15, 30 - 10 - 1, 0),)
+    assert walk.end.elements == 15 + 9 + 10  # its own earlier gradient, and the new one or the copy of 4 and 6
