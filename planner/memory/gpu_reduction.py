@@ -8,7 +8,7 @@ from __future__ import annotations
 from planner.geometry.sharding import touched_elements
 from planner.memory import states
 from planner.memory.backward import Late
-from planner.memory.gradient_walk import GradientWalk, Held, Keeps, gradient_walk
+from planner.memory.gradient_walk import GradientWalk, Held, Keeps, gradient_walk, ranks_that_matter
 from planner.memory.inputs import FORWARD_TO_HEAD, LATE, LAYER, REDUCTION, STAGE12, STEP, Inputs, term
 from planner.records.candidate import Offload, ZeroStage
 from planner.records.estimate import Moment, Term
@@ -62,12 +62,13 @@ def share_elements(given: Inputs) -> int:
 def partition_elements(given: Inputs) -> int:
     """Elements of all tensors that the fullest rank has a part of.
 
-    Formula: end of the last tensor in its partition - start of the first one, the most of first, middle and last rank.
+    Formula: end of the last tensor in its partition - start of the first one, the most of `ranks_that_matter`.
     Source: deepspeed/runtime/zero/stage_1_and_2.py `copy_grads_in_partition` (0.19.8).
-    Leaves out: the ranks between.
+    Leaves out: the other ranks.
     """
-    flat, share, dp = given.sizes.order.flat, share_elements(given), given.candidate.degrees.dp
-    return max(touched_elements(flat, share, rank) for rank in {0, dp // 2, dp - 1})
+    order, share = given.sizes.order, share_elements(given)
+    ranks = ranks_that_matter(order, share, given.candidate.degrees.dp)
+    return max(touched_elements(order.flat, share, rank) for rank in ranks)
 
 
 def reduced_at_once(given: Inputs, walk: GradientWalk) -> list[Term]:
@@ -76,8 +77,6 @@ def reduced_at_once(given: Inputs, walk: GradientWalk) -> list[Term]:
     tied = e * given.sizes.head if order.tied else 0
     terms = [
         term("gradients/tied_head", REDUCTION[:-1], tied, "e * V * h, until the embedding's gradient is added",
-             "torch autograd, InputBuffer of a shared parameter"),
-        term("gradients/tied_sum", END, 2 * tied, "2e * V * h, the head's gradient and its sum with the embedding's",
              "torch autograd, InputBuffer of a shared parameter"),
     ]  # fmt: skip
     instants = (walk.head, walk.layer, walk.layer, walk.end)

@@ -85,9 +85,8 @@ def _in_reduction_bytes(given: Inputs) -> int:
     """Bytes that backward holds last before the last reduction is done, and lets go then."""
     if not reduces_at_once(given):
         return 0
-    walk, e, sizes = walk_of(given), given.element_bytes, given.sizes
-    tied = 2 * e * sizes.head if sizes.order.tied else 0
-    return held_bytes(walk.end, e) - held_bytes(walk.done, e) + tied
+    walk, e = walk_of(given), given.element_bytes
+    return held_bytes(walk.end, e) - held_bytes(walk.done, e)
 
 
 def _buckets(given: Inputs) -> list[Term]:

@@ -145,11 +145,19 @@ def _elements(held: Held) -> int:
     return held.partition + held.whole + held.passing
 
 
+def ranks_that_matter(order: TensorOrder, share: int, dp: int) -> tuple[int, ...]:
+    """The first, the middle and the last rank, and those whose parts hold both of the layers and of what lies before or
+    after them: a tensor that reaches into a part is kept whole."""
+    total = sum(order.flat)
+    edges = (sum(order.before) // share, (total - sum(order.after)) // share)
+    return tuple(sorted({0, dp // 2, dp - 1, *(min(edge, dp - 1) for edge in edges)}, reverse=True))
+
+
 @lru_cache(maxsize=512)
 def gradient_walk(order: TensorOrder, bucket: int, share: int, dp: int, keeps: Keeps) -> GradientWalk:
     """Walk through one backward.
 
-    Formula: at every gradient X, on the first, the middle and the last rank: the partition once one of the rank's own
+    Formula: at every gradient X, on each of `ranks_that_matter`: the partition once one of the rank's own
     gradients was flushed + whole gradients that are kept + X + the bucket's flattened copy where it crosses a
     partition. A gradient that fits moves into the bucket at once; a larger one waits outside for the next.
     Where a layer is half differentiated, its activations go evenly, matrix by matrix.
@@ -157,9 +165,8 @@ def gradient_walk(order: TensorOrder, bucket: int, share: int, dp: int, keeps: K
     `reduce_ipg_grads`, `copy_grads_in_partition`, `average_tensor` (0.19.8).
     Leaves out: the order of tensors within a layer beyond "last used, first differentiated".
     """
-    ranks = tuple(dict.fromkeys((dp - 1, dp // 2, 0)))
-    state, depth = _Bucket(order, bucket, share, ranks, keeps), len(order.layers)
-    head = _through(state, order.after, depth * PARTS, made=False)
+    state, depth = _Bucket(order, bucket, share, ranks_that_matter(order, share, dp), keeps), len(order.layers)
+    head = _through(state, order.after, depth * PARTS)
     layer: Held | None = None
     made: list[Held] = []
     reduced: list[Held] = []
@@ -176,7 +183,9 @@ def gradient_walk(order: TensorOrder, bucket: int, share: int, dp: int, keeps: K
                     reduced.append(flushed)
             state.take(numel)
     nothing = Held(depth * PARTS, 0, 0, 0)
-    end = max(_through(state, order.before, 0, made=True), state.flush(0, 0), key=_elements)
+    # a tied head's gradient, the embedding's and their sum exist together
+    embeddings = tuple(numel * (3 if order.tied and numel == max(order.before) else 1) for numel in order.before)
+    end = max(_through(state, order.before, 0, made=embeddings), state.flush(0, 0), key=_elements)
     return GradientWalk(
         head=head,
         layer=layer or nothing,
@@ -199,11 +208,14 @@ def _backwards(layer: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _through(state: _Bucket, tensors: tuple[int, ...], left: int, *, made: bool) -> Held:
-    """The fullest instant while gradients outside the layers are reduced, or while they are made and reduced."""
+def _through(state: _Bucket, tensors: tuple[int, ...], left: int, *, made: tuple[int, ...] | None = None) -> Held:
+    """The fullest instant while gradients outside the layers are reduced, or while they are made and reduced; `made`:
+    elements that each takes while it is made."""
     fullest = state.now(left, 0)
-    for numel in reversed(tensors):
-        fullest = max(fullest, state.now(left, numel if made else state.fresh(numel)), key=_elements)
+    for place in range(len(tensors) - 1, -1, -1):
+        numel = tensors[place]
+        passing = made[place] if made else state.fresh(numel)
+        fullest = max(fullest, state.now(left, passing), key=_elements)
         if state.is_full_for(numel):
             fullest = max(fullest, state.flush(left, state.fresh(numel)), key=_elements)
         state.take(numel)
