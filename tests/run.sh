@@ -10,6 +10,8 @@ python_for_all=${PYTHON:-$(command -v python3.11 || command -v python3)}
 envs=${DSPLAN_TEST_ENV:-$(mktemp -d "${TMPDIR:-/tmp}/dsplan-tests-XXXXXX")}
 [ -n "${DSPLAN_TEST_ENV:-}" ] || trap 'rm -rf "$envs"' EXIT
 
+export TORCH_EXTENSIONS_DIR="$envs/extensions" # a lock that an ended build has left elsewhere would stop these runs
+
 if ! command -v g++ >/dev/null; then # DeepSpeed compiles its CPU optimizers
   apt-get update -qq && apt-get install -y -qq g++
 fi

@@ -21,7 +21,7 @@ from typing import Any
 
 import planner
 from planner.errors import PlannerError
-from planner.launch.compile_locks import locks, remove_abandoned
+from planner.launch.compile_locks import left_behind, locks, remove_abandoned
 from planner.launch.counting_allocator import build
 from planner.launch.folder import PlanFolder, read_folder
 from planner.launch.logs import hint_for
@@ -70,6 +70,7 @@ def run_smoke(folder: Path, *, timeout_s: float = 900, report: Callable[[str], N
             (Path(scratch) / "plan" / name).write_text(text, encoding="utf-8")
         task_file.write_text(json.dumps(task), encoding="utf-8")
         env = _environment(os.environ, script=Path(scratch) / SCRIPTS[0], task=task_file, ranks=ranks)
+        remove_abandoned(left_behind(locks(env)))
         before = locks(env)
         say(f"launching {ranks} ranks through launch.sh on CPU; the first time compiles CPU optimizers (minutes)")
         command = [_bash(), str(plan_folder.path / "launch.sh")]
