@@ -115,6 +115,13 @@ COVERED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "optimizer and parameter offload": lambda run: bool(zero(run, "offload_param")),
     "reduce bucket below every matrix": lambda run: 0 < sizes(run, "reduce_bucket_size") < 3_000_000,
     "reduce bucket above the model": lambda run: sizes(run, "reduce_bucket_size") > whole(run),
+    "stage 1, reduce bucket of about a layer": lambda run: zero(run, "stage") == 1 and bucket_of_layers(run, 0.7, 1.4),
+    "stage 1, the same with accumulation": lambda run: (
+        zero(run, "stage") == 1
+        and bucket_of_layers(run, 0.7, 2)
+        and run["config"]["gradient_accumulation_steps"] > 1
+        and zero(run, "overlap_comm")
+    ),
     "prefetch bucket below a layer": lambda run: 0 < sizes(run, "stage3_prefetch_bucket_size") < 3_000_000,
     "prefetch bucket above a layer": lambda run: sizes(run, "stage3_prefetch_bucket_size") > 15_000_000,
     "sub_group_size below the model": lambda run: 0 < sizes(run, "sub_group_size") < whole(run) // 4,
@@ -142,6 +149,14 @@ COVERED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "frozen weights": lambda run: "adapter" in run,
     "hpZ": lambda run: zero(run, "zero_hpz_partition_size", 1) > 1,
 }
+
+
+def bucket_of_layers(run: Mapping[str, Any], least: float, most: float) -> bool:
+    """Whether the reduce bucket is so many times the parameters that there are for each layer."""
+    fields = GOLDEN["models"][run["model"]]
+    layer = whole(run) / fields.get("num_hidden_layers", fields.get("n_layer"))
+    tp = run["config"].get("tensor_parallel", {}).get("autotp_size", 1)
+    return least <= sizes(run, "reduce_bucket_size") * tp / layer <= most
 
 
 def sizes(run: Mapping[str, Any], key: str) -> int:
