@@ -58,7 +58,17 @@ def touched_elements(tensors: Sequence[int], share: int, part: int) -> int:
     Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`.
     Leaves out: nothing.
     """
+    return _touched(tuple(accumulate(tensors)), share, part)
+
+
+@lru_cache(maxsize=512)
+def fullest_part(tensors: Sequence[int], share: int, parts: int) -> int:
+    """The partition whose tensors have most elements, the first of those that have as many."""
     ends = tuple(accumulate(tensors))
+    return max(range(parts), key=lambda part: _touched(ends, share, part))
+
+
+def _touched(ends: Sequence[int], share: int, part: int) -> int:
     first, last = bisect_right(ends, part * share), bisect_right(ends, min((part + 1) * share, ends[-1]) - 1)
     if first >= len(ends):
         return 0

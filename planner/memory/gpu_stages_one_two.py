@@ -168,15 +168,24 @@ def _offloaded(given: Inputs, share: int) -> list[Term]:
 
 
 def _offload_norms(given: Inputs, share: int) -> list[Term]:
-    """The fp64 copy of each slice while its norm is taken, on its way to the host."""
-    sizes, source = given.sizes, f"{STAGE12} set_norm_for_param_grad_in_gpu"
+    """The fp64 copy of each slice while its norm is taken, on its way to the host.
+
+    A tied head is reduced with the embedding, at the end. Its gradient, the embedding's and their sum exist together
+    before; one of the three is left by then, and none where it was added to that of earlier micro-batches: what the
+    copy needs beyond them is counted.
+    """
+    c, e, sizes, source = given.candidate, given.element_bytes, given.sizes, f"{STAGE12} set_norm_for_param_grad_in_gpu"
+    added = c.zero is ZeroStage.OPTIMIZER and c.accumulation > 1
+    gone_bytes = e * sizes.embedding * (3 if added else 2) if sizes.order.tied else 0
+    norms = (
+        ("head_norm", REDUCTION[:1], 0 if sizes.order.tied else sizes.head, 0, "8 * slice"),
+        ("norm", (LAYER[1], LATE[1]), sizes.layer_largest_tensor, 0, "8 * slice"),
+        ("last_norm", END, sizes.embedding or sizes.layer_largest_tensor, gone_bytes,
+         "8 * slice, less 2 * e * V * h where head and embedding are tied"),
+    )  # fmt: skip
     return [
-        term(f"gradients/{name}", moments, transients.norm_slice_bytes(min(numel, share)), "8 * slice", source)
-        for name, moments, numel in (
-            ("head_norm", REDUCTION[:1], sizes.head),
-            ("norm", (LAYER[1], LATE[1]), sizes.layer_largest_tensor),
-            ("last_norm", END, sizes.embedding or sizes.layer_largest_tensor),
-        )
+        term(f"gradients/{name}", at, max(0, transients.norm_slice_bytes(min(numel, share)) - gone), formula, source)
+        for name, at, numel, gone, formula in norms
     ]
 
 

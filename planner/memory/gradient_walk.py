@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.geometry.sharding import touched_elements
+from planner.geometry.sharding import fullest_part, touched_elements
 from planner.memory.backward import PARTS
 from planner.memory.tensor_order import TensorOrder
 from planner.units import ceil_div
@@ -146,11 +146,12 @@ def _elements(held: Held) -> int:
 
 
 def ranks_that_matter(order: TensorOrder, share: int, dp: int) -> tuple[int, ...]:
-    """The first, the middle and the last rank, and those whose parts hold both of the layers and of what lies before or
-    after them: a tensor that reaches into a part is kept whole."""
+    """The first and the last rank, the one whose part touches most, and those whose parts hold both layers and what lies
+    before or after them. A tensor that reaches into a part is kept whole."""
     total = sum(order.flat)
     edges = (sum(order.before) // share, (total - sum(order.after)) // share)
-    return tuple(sorted({0, dp // 2, dp - 1, *(min(edge, dp - 1) for edge in edges)}, reverse=True))
+    fullest = fullest_part(order.flat, share, dp)
+    return tuple(sorted({0, fullest, dp - 1, *(min(edge, dp - 1) for edge in edges)}, reverse=True))
 
 
 @lru_cache(maxsize=512)
