@@ -146,8 +146,8 @@ def _elements(held: Held) -> int:
 
 
 def ranks_that_matter(order: TensorOrder, share: int, dp: int) -> tuple[int, ...]:
-    """The first and the last rank, the one whose part touches most, and those whose parts hold both layers and what lies
-    before or after them. A tensor that reaches into a part is kept whole."""
+    """The first and the last rank, the one whose part touches most, and those with both layers and what lies before or
+    after them. A tensor that reaches into a part is kept whole."""
     total = sum(order.flat)
     edges = (sum(order.before) // share, (total - sum(order.after)) // share)
     fullest = fullest_part(order.flat, share, dp)
