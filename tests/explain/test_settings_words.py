@@ -35,12 +35,23 @@ def test_usual_settings_need_no_words() -> None:
 
 
 def test_a_smaller_bucket_saves_its_two_copies() -> None:
-    """bf16, two buckets with overlap_comm: 2 * 2 * 150e6 bytes = 0.56 GiB, and up to 14 % of allocator slack on it."""
+    """bf16, two buckets with overlap_comm: 2 * 2 * 35e6 bytes = 0.13 GiB. The head of 164 M fits both buckets, so the
+    partition of the gradients comes to be at the same tensor."""
     (sentence,) = candidate(
         "8xA100-80G", ZeroStage.GRADIENTS, Offload.NONE,
-        reduce_bucket_elements=50_000_000, allgather_bucket_elements=50_000_000,
+        reduce_bucket_elements=165_000_000, allgather_bucket_elements=165_000_000,
     )  # fmt: skip
-    assert sentence == "reduce bucket of 50 M elements instead of 200 M: saves 0.6 GiB of GPU memory"
+    assert sentence == "reduce bucket of 165 M elements instead of 200 M: saves 0.1 GiB of GPU memory"
+
+
+def test_below_the_size_of_the_head_the_partition_comes_earlier() -> None:
+    """The head flushes such a bucket in the last layer's first gradients, when all of that layer's activations are
+    there: an eighth of them (3.6 GiB / 8) is more than the two buckets save (2 * 2 * 50e6 bytes = 0.19 GiB)."""
+    (sentence,) = candidate(
+        "8xA100-80G", ZeroStage.GRADIENTS, Offload.NONE,
+        reduce_bucket_elements=150_000_000, allgather_bucket_elements=150_000_000,
+    )  # fmt: skip
+    assert sentence == "reduce bucket of 150 M elements instead of 200 M: takes 0.3 GiB of GPU memory"
 
 
 def test_a_copy_in_every_node_takes_its_share_of_the_weights() -> None:
