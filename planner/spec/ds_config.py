@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def _integer(section: Mapping[str, Any], key: str, default: int, *, path: str, h
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
+        or (isinstance(value, float) and not isfinite(value))
         or value != int(value)
         or not 0 <= value <= highest
     ):

@@ -74,3 +74,12 @@ def test_published_configurations_get_an_estimate_or_a_reason() -> None:
     assert outcomes["refused"] <= 20  # a batch below the world size, stages to be tuned, one offload not modelled
     assert "refused without a hint" not in outcomes
     assert sum(outcomes.values()) >= 220
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "9" * 400, "1.5", "-1", "true", '"8"'])
+def test_a_bucket_of_no_whole_size_is_refused(number: str, tmp_path: Path) -> None:
+    zero = f'{{"stage": 2, "reduce_bucket_size": {number}}}'
+    path = tmp_path / "ds_config.json"
+    path.write_text(f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {zero}}}')
+    with pytest.raises(PlannerError, match="reduce_bucket_size"):
+        ds_config.read(path, world_size=8, hidden=HIDDEN)
