@@ -194,10 +194,11 @@ def alive(process: int) -> bool:
 
 
 def started(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """A batch that has written its first result, and its workers."""
+    """A batch that has written its first result, and its workers; unbuffered, for `communicate` does not see what a
+    buffered `readline` took beyond its line."""
     process = subprocess.Popen(
         command("plan", "--batch", long_file(folder)),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["id"] == 0
