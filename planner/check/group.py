@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from planner.check.reading.arguments import names_in_launch
+from planner.check.reading.arguments import is_word, names_in_launch
 from planner.check.single import Looked
 from planner.check.together import File, Kind, Together
 
@@ -38,7 +38,7 @@ def named_files(looked: Looked) -> list[Named]:
     found: list[Named] = []
     for file in looked.files:
         for path, value in _places(file):
-            if isinstance(value, str) and value and not value.lstrip().startswith("{"):
+            if is_word(value) and value and not value.lstrip().startswith("{"):
                 found.append(Named(by=looked.name, path=path, name=value))
     if looked.kind is Kind.LAUNCH:
         known = {one.name for one in found}

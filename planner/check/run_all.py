@@ -28,7 +28,7 @@ from planner.records.problem import Problem, Severity
 ARGUMENTS = "training_args.json"
 ESTIMATED = ("DS415", "DS416")
 STRICT_READERS = {Reader.TRAINER, Reader.ACCELERATE}
-LAUNCH_SECTION = re.compile(r"^\$\.(?:launcher|script)_flags\.")
+LAUNCH_SECTION = re.compile(r"^\$\.(?:launcher_flags|script_flags|environment)\.")
 """Whose flag it is shows on the line itself; a path names the flag."""
 
 

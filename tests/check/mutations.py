@@ -64,7 +64,7 @@ BASES: tuple[dict[str, Any], ...] = (
             "reduce_scatter": True,
             "reduce_bucket_size": 2e8,
             "round_robin_gradients": True,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "pipeline_read": True, "fast_init": False},
+            "offload_optimizer": {"device": "cpu", "nvme_path": "/nvme", "pipeline_read": True, "fast_init": False},
         },
         "aio": {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1, "single_submit": False},
         "optimizer": {"type": "Adam", "params": {"lr": 3e-4, "adam_w_mode": False}, "legacy_fusion": False},

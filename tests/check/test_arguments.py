@@ -59,11 +59,14 @@ def test_a_script_is_read_as_its_shell_would() -> None:
             "bf16": True,
             "learning_rate": 5e-5,
             "deepspeed": "configs/ds z3.json",
-            "per_device_train_batch_size": 4,  # accumulation and output_dir: only the shell knows them
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": "${GA:-2}",  # only the shell knows them
+            "output_dir": "$OUT",
             "betas": [0.9, 0.95],
             "remove_unused_columns": False,
             "report_to": "none",
         },
+        "environment": {"NCCL_DEBUG": "INFO", "BS": "4", "DS": "configs/ds z3.json", "CUDA_VISIBLE_DEVICES": "0,1"},
     }
 
 
@@ -89,18 +92,35 @@ def test_every_flag_is_shown_where_it_is_written() -> None:
         ("/opt/bin/python3 -u train.py --fp16 False --learning_rate=-1", "python", {}, "train.py",
          {"fp16": False, "learning_rate": -1.0}),
         ("accelerate launch --zero_stage 3 $SCRIPT --bf16 $X --fp16", "accelerate", {"zero_stage": 3}, "$SCRIPT",
-         {"fp16": True}),
+         {"bf16": "$X", "fp16": True, "$": "$X"}),
         ("accelerate launch -m axolotl.cli.train config.yml", "accelerate", {}, "axolotl.cli.train", {}),
         ('A="--bf16 --max_steps 3"\npython t.py $A', "python", {}, "t.py", {"bf16": True, "max_steps": 3}),
     ],
 )  # fmt: skip
 def test_launchers(line: str, launcher: str, flags: Any, script: str, script_flags: Any) -> None:
-    assert document(line) == {
+    read = document(line)
+    del read["environment"]
+    assert read == {
         "launcher": launcher,
         "launcher_flags": flags,
         "script": script,
         "script_flags": script_flags,
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "read"),
+    [
+        ("--lr $LR", {"lr": "$LR"}),
+        ("--lr=$LR -x `date`", {"lr": "$LR", "x": "`date`"}),
+        ('--max_steps 5 "$@"', {"max_steps": 5, "$": "$@"}),
+        ("--max_steps 5 $MORE --bf16", {"max_steps": 5, "$": "$MORE", "bf16": True}),
+        ("--bf16 $MORE", {"bf16": "$MORE", "$": "$MORE"}),  # its value, or more flags
+        ("--$NAME 3", {}),
+    ],
+)
+def test_what_only_the_shell_knows_stands_as_it_is_written(flags: str, read: dict[str, Any]) -> None:
+    assert document(f"python t.py {flags}")["script_flags"] == read
 
 
 @pytest.mark.parametrize("line", ["", "bash foo.sh", "accelerate config", "echo hello", 'x="', "$(", "a=(", "))", "\\"])

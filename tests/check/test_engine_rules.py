@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from typing import Any
 
 import pytest
 
 from planner.check import check_text
+from planner.check.one_file.training_rules import PARAMETERS
 from planner.records.problem import Problem, Severity
 
 GOOD: dict[str, Any] = {
@@ -171,3 +173,21 @@ def test_the_partition_is_read_as_the_rule_says() -> None:
             module.AutoTPConfig.from_dict(spec)
         assert any(p.rule == "DS052" for p in found(tp(spec))) == refused
     assert module.AutoTPConfig.from_dict({"layer_spec": [1]}).layer_specs == []
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_parameters_of_an_optimizer_are_those_of_its_constructor(name: str) -> None:
+    given = {"torch_adam", "adam_w_mode", "adamw_mode", "fp32_optimizer_states"}  # the engine's to give, to Adam
+    taken = set(list(inspect.signature(_class_of(name).__init__).parameters)[2:])  # after self and the parameters
+    assert set(PARAMETERS[name]) == taken - (given if "Adam" in name else set())
+
+
+def _class_of(name: str) -> Any:
+    if name.startswith("torch."):
+        import torch
+
+        return getattr(torch.optim, name.rpartition(".")[2])
+    from deepspeed.ops import adagrad, adam, lamb, lion
+
+    return next(getattr(module, name) for module in (adagrad, adam, lamb, lion) if hasattr(module, name))

@@ -80,6 +80,14 @@ def parallel(**sizes: Any) -> dict[str, Any]:
     return {"parallelism_config": {f"parallelism_config_{key}": value for key, value in sizes.items()}}
 
 
+def wraps(name: str) -> dict[str, Any]:
+    """An Accelerate file in which FSDP wraps layers of that class."""
+    layers = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": name}
+    return yaml({"deepspeed_config": None, "distributed_type": "FSDP", "fsdp_config": layers})
+
+
+SCHEDULE = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+LEAVES = {"zero_stage": 3, "zero3_save_16bit_model": True}
 E, W = Severity.ERROR, Severity.WARNING
 DEEPSPEED, TRAINER, ACCELERATE = ({"trainer": name} for name in ("deepspeed", "trainer", "accelerate"))
 EIGHT = {"gpus": "8xA100-80G"}
@@ -802,6 +810,180 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
         ds({"bf16": None, "fp16": {"enabled": True, "loss_scale": 1024}}),
         {},
         ds({"bf16": None, "fp16": {"enabled": True, "loss_scale": 0}}),
+    ),
+    (
+        "NVMe below stage 3 is host memory",
+        "DS047",
+        E,
+        f"{Z}.offload_optimizer.device",
+        zero(2, offload_optimizer={"device": "nvme", "nvme_path": "/nvme"}),
+        {},
+        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/nvme"}),
+    ),
+    (
+        "and so it is through the YAML",
+        "DS125",
+        E,
+        "accelerate.yaml#$.deepspeed_config.offload_optimizer_device",
+        yaml({"deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "nvme"}}),
+        {},
+        yaml({"deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}),
+    ),
+    (
+        "the YAML cannot say where the NVMe is",
+        "DS124",
+        E,
+        "accelerate.yaml#$.deepspeed_config.offload_param_device",
+        yaml({"deepspeed_config": {"zero_stage": 3, "zero3_save_16bit_model": True, "offload_param_device": "nvme"}}),
+        {},
+        yaml({"deepspeed_config": {"zero_stage": 3, "zero3_save_16bit_model": True, "offload_param_device": "cpu"}}),
+    ),
+    (
+        "accelerate writes stage 2 for an auto stage",
+        "DS014",
+        E,
+        f"{Z}.stage",
+        trainer({"zero_optimization": {"stage": "auto"}}, {}),
+        {},
+        trainer({"zero_optimization": {"stage": 3, GATHER: True}}, {}),
+    ),
+    (
+        "an auto device offloads nothing",
+        "DS014",
+        E,
+        f"{Z}.offload_optimizer.device",
+        trainer({"zero_optimization": {"offload_optimizer": {"device": "auto"}}}, {}),
+        {},
+        trainer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {}),
+    ),
+    (
+        "accelerate's name for the stage",
+        "DS011",
+        E,
+        "$.zero_stage",
+        ds({"zero_stage": 3}),
+        {},
+        ds({"zero_optimization": {"stage": 3, GATHER: True}}),
+    ),
+    (
+        "the Trainer's name for the micro-batch",
+        "DS011",
+        E,
+        "$.per_device_train_batch_size",
+        ds({"per_device_train_batch_size": 4}),
+        {},
+        ds({"train_micro_batch_size_per_gpu": 4}),
+    ),
+    (
+        "sections one level too deep",
+        "DS011",
+        E,
+        "$.monitor_config",
+        ds({"monitor_config": {"tensorboard": {"enabled": True}}}),
+        {},
+        ds({"tensorboard": {"enabled": True}}),
+    ),
+    (
+        "a section of ZeRO under another name",
+        "DS011",
+        E,
+        "$.zero",
+        ds({"zero_optimization": None, "zero": {"stage": 2}}),
+        {},
+        ds({"zero_optimization": {"stage": 2}}),
+    ),
+    ("a bare true is the old form", "DS015", W, Z, ds({"zero_optimization": True}), {}, zero(1)),
+    (
+        "FusedAdam takes no `fused`",
+        "DS062",
+        E,
+        "$.optimizer.params.fused",
+        ds({"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "fused": True}}}),
+        {},
+        ds({"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "fused": True, "torch_adam": True}}}),
+    ),
+    (
+        "DeepSpeedCPUAdam takes no `set_grad_none`",
+        "DS062",
+        E,
+        "$.optimizer.params.set_grad_none",
+        ds(
+            {
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "set_grad_none": True}},
+                "zero_optimization": {"offload_optimizer": {"device": "cpu"}},
+            }
+        ),
+        {},
+        ds({"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "set_grad_none": True}}}),
+    ),
+    (
+        "the file's schedule runs",
+        "DS307",
+        E,
+        "training_args#$.lr_scheduler_type",
+        trainer(
+            {"scheduler": {"type": "WarmupDecayLR", "params": dict.fromkeys(SCHEDULE, "auto")}},
+            {"lr_scheduler_type": "cosine"},
+        ),
+        {},
+        trainer(
+            {"scheduler": {"type": "WarmupDecayLR", "params": dict.fromkeys(SCHEDULE, "auto")}},
+            {"lr_scheduler_type": "linear"},
+        ),
+    ),
+    (
+        "the file's optimizer runs",
+        "DS307",
+        E,
+        "training_args#$.optim",
+        trainer({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, {"optim": "adafactor"}),
+        {},
+        trainer({}, {"optim": "adafactor"}),
+    ),
+    (
+        "under offload accelerate makes its own",
+        "DS307",
+        E,
+        "training_args#$.optim",
+        trainer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {"optim": "adamw_bnb_8bit"}),
+        {},
+        trainer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {"optim": "adamw_torch"}),
+    ),
+    (
+        "TF32 came with Ampere",
+        "DS401",
+        E,
+        "training_args#$.tf32",
+        trainer({"bf16": None, "fp16": {"enabled": "auto"}}, {"bf16": None, "fp16": True, "tf32": True}),
+        {"gpus": "8xV100-32G"},
+        trainer({"bf16": None, "fp16": {"enabled": "auto"}}, {"bf16": None, "fp16": True, "tf32": False}),
+    ),
+    (
+        "a layer of another family",
+        "DS419",
+        E,
+        "accelerate.yaml#$.fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        wraps("GPT2Block"),
+        {"model": "llama-2-7b"},
+        wraps("LlamaDecoderLayer"),
+    ),
+    (
+        "a layer with a slip",
+        "DS419",
+        E,
+        "accelerate.yaml#$.fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        wraps("LlamaDecodeLayer"),
+        {"model": "llama-2-7b"},
+        wraps("SomethingOfItsOwn"),
+    ),
+    (
+        "an expert block of another family",
+        "DS419",
+        E,
+        "accelerate.yaml#$.deepspeed_config.deepspeed_moe_layer_cls_names",
+        yaml({"deepspeed_config": {**LEAVES, "deepspeed_moe_layer_cls_names": "Qwen2MoeSparseMoeBlock"}}),
+        {"model": "mistralai/Mixtral-8x7B-v0.1"},
+        yaml({"deepspeed_config": {**LEAVES, "deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}}),
     ),
     ("gradient_clipping not given", "DS060", W, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
 )

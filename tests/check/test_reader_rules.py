@@ -11,6 +11,7 @@ import pytest
 from planner.check.context import Context, Reader
 from planner.check.one_file.schema import load_schema
 from planner.check.one_run.across import across_problems, reader_of, settled
+from planner.check.one_run.reader_rules import UNCHOSEN
 from planner.check.rules import finding
 from planner.check.together import File, Kind, Together
 from planner.records.problem import Problem, Severity
@@ -89,10 +90,31 @@ def test_accelerate_refuses_auto_exactly_where_the_rule_has_an_error() -> None:
             raises = True
         if path in ("fp16", "bf16", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"):
             continue  # a section that is a word; other rules refuse it
-        assert bool(errors(document, Reader.ACCELERATE)) == raises, path
+        found = [problem for problem in errors(document, Reader.ACCELERATE) if problem.path not in UNCHOSEN]
+        assert bool(found) == raises, path
         tried, refused = tried + 1, refused + raises
     assert tried > 150
     assert refused > tried / 2
+
+
+@pytest.mark.accelerate
+def test_accelerate_fills_stage_and_devices_with_a_default_of_its_own() -> None:
+    pytest.importorskip("deepspeed")
+    utils = pytest.importorskip("accelerate.utils")
+    defaults = {}
+    for path in UNCHOSEN:
+        plugin = utils.DeepSpeedPlugin(hf_ds_config=with_auto(path.removeprefix("$.")))
+        defaults[path] = plugin.get_value(path.removeprefix("$."))
+        for reader in (Reader.ACCELERATE, Reader.TRAINER):
+            assert [(one.path, one.bites) for one in errors(with_auto(path.removeprefix("$.")), reader)] == [
+                (path, "silently")
+            ]
+    offload = "$.zero_optimization.offload"
+    assert defaults == {
+        "$.zero_optimization.stage": 2,
+        f"{offload}_optimizer.device": "none",
+        f"{offload}_param.device": "none",
+    }
 
 
 def test_the_trainer_fills_betas_and_eps_too() -> None:

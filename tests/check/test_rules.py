@@ -47,9 +47,14 @@ CASES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "DS040", f"{ZERO}.offload_param"),
     ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "DS041", f"{ZERO}.offload_optimizer"),
     (
-        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
         "DS042",
         f"{ZERO}.offload_optimizer.nvme_path",
+    ),
+    (
+        {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}},
+        "DS047",
+        f"{ZERO}.offload_optimizer.device",
     ),
     (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},

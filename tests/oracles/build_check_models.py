@@ -1,6 +1,7 @@
 """What `planner/check/data/models.toml` says of transformers' model types, read from the installed transformers.
 
-`python tests/oracles/build_check_models.py --write` writes `blocks`, `no_width` and `width_in_text_config` anew.
+`python tests/oracles/build_check_models.py --write` writes `blocks`, `layers`, `no_width` and `width_in_text_config`
+anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 
 TABLE = Path(__file__).parents[2] / "planner" / "check" / "data" / "models.toml"
 CLASS = re.compile(r"^class (\w+)\(nn\.Module\):\n(.*?)(?=^class |^def |^@|\Z)", re.MULTILINE | re.DOTALL)
+
+NEVER_SPLIT = re.compile(r"_no_split_modules\s*(?::[^=\n]*)?=\s*\[(.*?)\]", re.DOTALL)
 
 
 def routing_blocks() -> dict[str, list[str]]:
@@ -25,6 +28,18 @@ def routing_blocks() -> dict[str, list[str]]:
                 path = f"transformers.models.{file.parent.name}.{file.stem}.{name}"
                 blocks.setdefault(file.parent.name, []).append(path)
     return blocks
+
+
+def layer_classes() -> dict[str, list[str]]:
+    """Modules that are never split, by the folder of their family: what an FSDP wrap policy names."""
+    import transformers
+
+    layers: dict[str, list[str]] = {}
+    for file in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
+        for names in NEVER_SPLIT.findall(file.read_text(encoding="utf-8")):
+            known = layers.setdefault(file.parent.name, [])
+            known += [name for name in dict.fromkeys(re.findall(r"\w+", names)) if name not in known]
+    return {family: names for family, names in layers.items() if names}
 
 
 def types_without_width() -> tuple[list[str], list[str]]:
@@ -47,19 +62,23 @@ def types_without_width() -> tuple[list[str], list[str]]:
 
 
 def tables() -> str:
-    """The three tables as TOML."""
+    """The four tables as TOML."""
     nowhere, inside = types_without_width()
     lines = [
-        f"no_width = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in nowhere)}]",
-        f"width_in_text_config = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in inside)}]",
+        _row("no_width", nowhere),
+        _row("width_in_text_config", inside),
         "",
         "[blocks]",
-        *(
-            f"{key} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in value)}]"
-            for key, value in routing_blocks().items()
-        ),
+        *(_row(family, names) for family, names in routing_blocks().items()),
+        "",
+        "[layers]",
+        *(_row(family, names) for family, names in layer_classes().items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _row(key: str, names: list[str]) -> str:
+    return f"{key} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in names)}]"
 
 
 def main() -> None:

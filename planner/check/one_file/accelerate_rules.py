@@ -162,6 +162,17 @@ def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = f"parameters are not offloaded at stage {stage}"
         path = f"{HERE}.offload_param_device"
         yield finding("DS125", path, message, fix="use stage 3, or write none", edits=write(path, "none"))
+    if optimizer == "nvme" and stage in (1, 2):
+        path, message = (
+            f"{HERE}.offload_optimizer_device",
+            f"stage {stage} keeps the states in host memory, not on NVMe",
+        )
+        yield finding("DS125", path, message, fix="use stage 3, or write cpu", edits=write(path, "cpu"))
+    for part, device in (("optimizer", optimizer), ("param", params)):
+        if device == "nvme" and stage == 3 and deepspeed.get(f"offload_{part}_nvme_path") in (None, "none"):
+            message = "the YAML has no way to say where: DeepSpeed gets `none` for a path"
+            fix = "write a DeepSpeed file with `nvme_path` and name it in `deepspeed_config_file`"
+            yield finding("DS124", f"{HERE}.offload_{part}_device", message, fix=fix)
     if optimizer != "none" and stage == 0:
         path, message = f"{HERE}.offload_optimizer_device", "nothing is offloaded at stage 0"
         yield finding("DS125", path, message, fix="use stage 1 or above, or write none", edits=write(path, "none"))

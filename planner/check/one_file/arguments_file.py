@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from planner.check.one_file.training_names import KINDS, NAMES, RENAMED
+from planner.check.reading.arguments import is_told
 from planner.check.rules import finding, rename, write
 from planner.records.problem import Edit, Problem, Severity
 
@@ -53,7 +54,7 @@ def _of(name: str, value: Any, arguments: Mapping[str, Any]) -> Iterator[Problem
 
 def _type(path: str, value: Any, kind: str) -> Iterator[Problem]:
     """A value that the Trainer takes as it is, and fails over later, or takes for true."""
-    if kind not in WORDS or value is None or isinstance(value, (dict, list)):
+    if kind not in WORDS or value is None or isinstance(value, (dict, list)) or not is_told(value):
         return
     wanted = WORDS[kind]
     if isinstance(value, str):

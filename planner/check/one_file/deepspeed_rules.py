@@ -141,9 +141,16 @@ def offload_goes_with_stage(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = "nothing is offloaded at stage 0, and the CPU optimizer refuses parameters on the GPU"
         path = f"{ZERO}.offload_optimizer"
         yield finding("DS041", path, message, fix="use stage 1 or above, or leave it out", edits=take_out(path))
+    if stage in (1, 2) and device_of(config, "offload_optimizer") == "nvme":
+        message = f"stage {stage} keeps the states in host memory: it only asks whether the device is not `none`"
+        path = f"{ZERO}.offload_optimizer.device"
+        fix = "use stage 3, or write `cpu` and have the host memory for it"
+        yield finding("DS047", path, message, fix=fix, edits=write(path, "cpu"))
 
 
 def nvme_has_a_path(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if stage_of(config) < 3:
+        return  # nothing goes to NVMe
     for block in ("offload_optimizer", "offload_param"):
         if device_of(config, block) == "nvme" and not section(config, "zero_optimization", block).get("nvme_path"):
             path = f"{ZERO}.{block}.nvme_path"
@@ -223,6 +230,11 @@ def reduction(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def deprecated_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
+    switch = config.get("zero_optimization")
+    if isinstance(switch, bool):
+        message = f"a bare {str(switch).lower()} means stage {int(switch)}; DeepSpeed warns that the form is deprecated"
+        edits = write(ZERO, {"stage": int(switch)})
+        yield finding("DS015", ZERO, message, fix=f'write `{{"stage": {int(switch)}}}`', edits=edits)
     zero = section(config, "zero_optimization")
     renamed = {
         "cpu_offload": "offload_optimizer",

@@ -51,6 +51,32 @@ RENAMED = {
     ),
     ("$.fp16", "opt_level"): "nothing: it is a setting of Apex",
 }
+ZERO = "zero_optimization"
+FOREIGN = {
+    "zero_stage": f"{ZERO}.stage",
+    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
+    "offload_param_device": f"{ZERO}.offload_param.device",
+    "offload_optimizer_nvme_path": f"{ZERO}.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
+    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+    "max_grad_norm": "gradient_clipping",
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "per_gpu_train_batch_size": "train_micro_batch_size_per_gpu",
+    "learning_rate": "optimizer.params.lr",
+    "lr": "optimizer.params.lr",
+    "weight_decay": "optimizer.params.weight_decay",
+    "betas": "optimizer.params.betas",
+    "warmup_steps": "scheduler.params.warmup_num_steps",
+    "warmup_num_steps": "scheduler.params.warmup_num_steps",
+    "total_num_steps": "scheduler.params.total_num_steps",
+}
+"""What others call it, met at the top of a DeepSpeed file, and where DeepSpeed reads it."""
+OF_THE_LAUNCH = ("zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_config_file")
+"""Keys of an Accelerate file that no key of DeepSpeed stands for."""
+OF_THE_TRAINER = (
+    *("gradient_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "num_train_epochs"),
+    *("max_steps", "lr_scheduler_type", "mixed_precision", "warmup_ratio", "save_steps", "logging_steps"),
+)
 TO_DECIDE = ("amp", "curriculum_learning")
 """Removed blocks whose work something else does now: the run goes on without them, in another way."""
 OLD_ACCELERATE_KEYS = ("ipex_config", "tp_config", "use_parallelism_config")
@@ -89,6 +115,10 @@ def unknown_key(
         gone = take_out(place) if is_off or key not in TO_DECIDE else ()
         return finding("DS012", place, f"`{key}` was removed from DeepSpeed", fix=REMOVED[key], edits=gone)
     replacement = RENAMED.get((path, key))
+    if path == "$":
+        stray = _stray(key, values, known)
+        if stray is not None:
+            return stray
     homes = [home for home in sections_with(schema, key) if home != path and not home.startswith(RARE_SECTIONS)]
     near = nearest(key, known, limit=1)
     if replacement is not None:
@@ -105,6 +135,44 @@ def unknown_key(
     severity = Severity.ERROR if likely_mistake else Severity.WARNING
     edits = _edits(path, key, values, replacement, homes, near) if likely_mistake else ()
     return finding("DS011", place, message, fix=hint, severity=severity, edits=edits)
+
+
+def _stray(key: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> Problem | None:
+    """A key at the top that has another name or another file, or holds what belongs one level higher."""
+    place, message = f"$.{key}", f"no program reads `{key}` here, so it has no effect"
+    inside = values.get(key)
+    home = FOREIGN.get(key)
+    slip = any(_is_almost(key, other) for other in nearest(key, known, limit=1))
+    if home is None and isinstance(inside, Mapping) and "stage" in inside and ZERO not in values and not slip:
+        home = ZERO
+    if home is not None:
+        top = home.partition(".")[0]
+        to_build = top not in values and top in ("optimizer", "scheduler")  # they need a type too
+        edits = take_out(place) if _holds(values, home) else () if to_build else move(place, f"$.{home}")
+        changes_nothing = inside in (False, None, "none")
+        severity = Severity.WARNING if changes_nothing else None
+        return finding("DS011", place, message, fix=f"write `{home}`", severity=severity, edits=edits)
+    if isinstance(inside, Mapping) and inside and all(name in known for name in inside):
+        edits = tuple(edit for name in inside for edit in move(f"{place}.{name}", f"$.{name}"))
+        edits = (*edits, *take_out(place)) if not any(name in values for name in inside) else ()
+        return finding("DS011", place, message, fix="move what it holds to the top level", edits=edits)
+    warning = Severity.WARNING
+    if key in OF_THE_LAUNCH:
+        fix = "move it to `deepspeed_config` of the Accelerate file"
+        return finding("DS011", place, message, fix=fix, severity=warning)
+    if key in OF_THE_TRAINER:
+        fix = "give it to TrainingArguments or to `accelerate launch`"
+        return finding("DS011", place, message, fix=fix, severity=warning)
+    return None
+
+
+def _holds(values: Mapping[str, Any], home: str) -> bool:
+    inner: Any = values
+    for part in home.split("."):
+        if not isinstance(inner, Mapping) or part not in inner:
+            return False
+        inner = inner[part]
+    return True
 
 
 def _edits(

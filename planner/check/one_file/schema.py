@@ -100,6 +100,8 @@ def _unresolved_auto(path: str) -> Problem:
         return finding(
             "DS014", path, 'nothing replaces `"auto"` here: ZeRO and tensor parallelism stay off', fix="write a number"
         )
+    if path.endswith(".device"):
+        return finding("DS014", path, 'nothing replaces `"auto"` here: nothing is offloaded', fix="write the device")
     if path.count(".") > 1 and not path.startswith(("$.optimizer", "$.scheduler")):
         message = '`"auto"` is dropped here, and DeepSpeed takes its default'
         return finding("DS014", path, message, fix="write a value, or leave the key out", severity=Severity.WARNING)

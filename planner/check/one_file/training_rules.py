@@ -23,28 +23,31 @@ TORCH_OPTIMIZERS = (
 )
 """Source: torch.optim (2.13); DeepSpeed takes any of these by name."""
 GONE = ("onebitadam", "zerooneadam", "onebitlamb")
-# Constructor arguments of FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW, and what the engine takes out before.
-ADAM_PARAMETERS = (
-    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "adam_w_mode", "torch_adam", "set_grad_none"),
-    *("fp32_optimizer_states", "fused", "foreach", "maximize", "capturable", "differentiable"),
-)
-PARAMETERS = {
-    "adam": ADAM_PARAMETERS,
-    "adamw": ADAM_PARAMETERS,
-    "lion": ("lr", "betas", "weight_decay", "set_grad_none", "fp32_optimizer_states"),
-    "sgd": (
-        "lr",
-        "momentum",
-        "dampening",
-        "weight_decay",
-        "nesterov",
-        "maximize",
-        "foreach",
-        "differentiable",
-        "fused",
+TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+"""Of Adam and AdamW: the engine takes these before it calls the constructor."""
+ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "FusedAdam": (*ADAM, "bias_correction", "set_grad_none"),
+    "DeepSpeedCPUAdam": (*ADAM, "bias_correction"),
+    "torch.optim.AdamW": (*ADAM, "maximize", "foreach", "capturable", "differentiable", "fused"),
+    "FusedLion": ("lr", "betas", "weight_decay", "set_grad_none"),
+    "DeepSpeedCPULion": ("lr", "betas", "weight_decay", "fp32_optimizer_states"),
+    "torch.optim.Adagrad": (
+        *("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "foreach", "maximize"),
+        *("differentiable", "fused"),
     ),
-    "adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"),
+    "DeepSpeedCPUAdagrad": ("lr", "eps", "weight_decay", "amsgrad", "fp32_optimizer_states"),
+    "FusedLamb": (*(*ADAM, "bias_correction", "eps_inside_sqrt", "max_grad_norm", "max_coeff", "min_coeff"),),
+    "torch.optim.SGD": (
+        *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable", "fused"),
+    ),
+    "torch.optim.Adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"),
 }
+"""What the constructors take; a test compares them with the installed ones."""
+ON_THE_GPU = {"adam": "FusedAdam", "adamw": "FusedAdam", "lion": "FusedLion", "adagrad": "torch.optim.Adagrad"}
+ON_THE_CPU = {"adam": "CPUAdam", "adamw": "CPUAdam", "lion": "CPULion", "adagrad": "CPUAdagrad"}
+WITHOUT_AMSGRAD = ("FusedAdam", "DeepSpeedCPUAdam", "FusedLamb")
+ELSEWHERE = {"lamb": "FusedLamb", "sgd": "torch.optim.SGD", "adafactor": "torch.optim.Adafactor"}
 SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 COSINE_PARAMETERS = (
     "total_num_steps",
@@ -121,6 +124,20 @@ def muon_can_run(config: Mapping[str, Any]) -> Iterator[Problem]:
         )
 
 
+def constructor_of(config: Mapping[str, Any]) -> str | None:
+    """The class that the engine builds, of those whose parameters are known.
+
+    Source: deepspeed 0.19.8, runtime/engine.py, `_configure_basic_optimizer` and `get_optimizer_configuration`.
+    """
+    optimizer, params = section(config, "optimizer"), section(config, "optimizer", "params")
+    name = str(optimizer.get("type")).lower()
+    if name in ("adam", "adamw") and params.get("torch_adam") is True:
+        return "torch.optim.AdamW"
+    if name in ON_THE_CPU and device_of(config, "offload_optimizer") != "none":
+        return f"DeepSpeed{ON_THE_CPU[name]}"
+    return ON_THE_GPU.get(name) or ELSEWHERE.get(name)
+
+
 def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
     kind, params = section(config, "optimizer").get("type"), section(config, "optimizer", "params")
     path = "$.optimizer.params"
@@ -129,8 +146,9 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
         edits = take_out(here) if "gradient_clipping" in config else move(here, "$.gradient_clipping")
         message = "the optimizer has no such parameter"
         yield finding("DS062", here, message, fix="use `gradient_clipping`", edits=edits)
-    known = PARAMETERS.get(str(kind).lower())
-    if known is not None:
+    built = constructor_of(config)
+    if built is not None:
+        known = (*PARAMETERS[built], *(TAKEN_OUT if "Adam" in built else ()))
         for key in params:
             if key not in known and key != "max_grad_norm":
                 near = nearest(key, known, limit=1)
@@ -140,7 +158,11 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
                 right = "lr" if key == "learning_rate" else near[0] if near else ""
                 here = f"{path}.{key}"
                 edits = take_out(here) if not right or right in params else rename(here, right)
-                yield finding("DS062", here, f"`{kind}` has no parameter `{key}`", fix=fix, edits=edits)
+                message = f"`{kind}` becomes {built} here, which has no parameter `{key}`"
+                yield finding("DS062", here, message, fix=fix, edits=edits)
+        if params.get("amsgrad") is True and built in WITHOUT_AMSGRAD:
+            message = f"`{kind}` becomes {built} here, which has no AMSGrad variant and raises"
+            yield finding("DS062", f"{path}.amsgrad", message, fix="leave it out", edits=take_out(f"{path}.amsgrad"))
     if params.get("torch_adam") is True and device_of(config, "offload_optimizer") != "none":
         message = "torch's AdamW steps the offloaded states, several times slower than DeepSpeed's CPU Adam"
         here, warning = f"{path}.torch_adam", Severity.WARNING

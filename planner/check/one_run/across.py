@@ -13,9 +13,12 @@ from planner.check.context import Context
 from planner.check.one_run import (
     argument_rules,
     launch_rules,
+    launcher_rules,
+    layer_rules,
     loader_rules,
     machine_rules,
     model_rules,
+    optimizer_rules,
     reader_rules,
 )
 from planner.check.one_run.run_facts import reader_of
@@ -35,10 +38,13 @@ def memory(together: Together, context: Context) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     *reader_rules.RULES,
+    *optimizer_rules.RULES,
     *argument_rules.RULES,
     *launch_rules.RULES,
+    *launcher_rules.RULES,
     *machine_rules.RULES,
     *model_rules.RULES,
+    *layer_rules.RULES,
     *releases.RULES,
     memory,
     *loader_rules.RULES,
@@ -52,15 +58,16 @@ def across_problems(together: Together, context: Context) -> list[Problem]:
 
 
 def settled(problems: list[Problem], context: Context) -> list[Problem]:
-    """What holds for the release, in order, each fault once: of two with one rule and place, the worse one.
+    """What holds for the release, in order, each fault once: of two with one rule and place, the worse one, of two
+    that are as bad the later one.
 
     A rule over one file may find what a rule with the context judges anew: `"auto"` is a warning where nobody knows
-    the reader, and an error for a reader that refuses it.
+    the reader, and an error for a reader that refuses it. Such rules come later and know more.
     """
     best: dict[tuple[str, str, str], Problem] = {}
     for problem in releases.for_release(problems, context):
         key = (problem.rule, problem.file, problem.path)
         other = best.get(key)
-        if other is None or WORST_FIRST.index(problem.severity) < WORST_FIRST.index(other.severity):
+        if other is None or WORST_FIRST.index(problem.severity) <= WORST_FIRST.index(other.severity):
             best[key] = problem
     return list(best.values())

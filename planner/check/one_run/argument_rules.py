@@ -14,7 +14,16 @@ from typing import Any
 
 from planner.check.context import Context, Reader
 from planner.check.one_file.deepspeed_rules import section
-from planner.check.one_run.run_facts import argument, argument_is_on, lone_yaml, number, ranks_of, reader_of, whole
+from planner.check.one_run.run_facts import (
+    argument,
+    argument_is_on,
+    argument_is_told,
+    lone_yaml,
+    number,
+    ranks_of,
+    reader_of,
+    whole,
+)
 from planner.check.rules import finding
 from planner.check.together import File, Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
@@ -49,7 +58,7 @@ def argument_value(together: Together, name: str) -> Any:
         given = argument(together, spelling)
         if given is not None:
             return number(given)
-    return DEFAULTS[name]
+    return DEFAULTS[name] if argument_is_told(together, name) else None
 
 
 def wanted_values(together: Together, context: Context) -> Iterator[tuple[str, Wanted]]:
@@ -75,6 +84,8 @@ def wanted_values(together: Together, context: Context) -> Iterator[tuple[str, W
     if total is not None and not finds_batch:
         yield "$.train_batch_size", Wanted(value=total, by="ranks x `per_device_train_batch_size` x accumulation =")
     for half in ("fp16", "bf16"):
+        if not argument_is_told(together, half, f"{half}_full_eval"):
+            continue
         on = argument_is_on(together, half, f"{half}_full_eval")
         yield f"$.{half}.enabled", Wanted(value=on, by=_named(together, half))
     steps = argument_value(together, "max_steps")
@@ -99,7 +110,9 @@ def _total(together: Together, ranks: int | None) -> int | None:
 def _warmup(together: Together, max_steps: float | None) -> int | None:
     """Warm-up steps as the Trainer counts them, at least 1; a share of the steps needs `max_steps`."""
     given = argument_value(together, "warmup_steps")
-    ratio = number(argument(together, "warmup_ratio", 0))
+    ratio = number(argument(together, "warmup_ratio", 0)) if argument_is_told(together, "warmup_ratio") else None
+    if ratio is None:
+        return None
     share = ratio if ratio and not given else given
     if share is None or share < 0:
         return None
@@ -209,7 +222,8 @@ def yaml_equals_arguments(together: Together, context: Context) -> Iterator[Prob
         yield finding("DS303", path, message, fix="leave it out here", file=yaml.name, edits=edits)
     mixed = yaml.fields.get("mixed_precision")
     on = [half for half in ("bf16", "fp16") if argument_is_on(together, half, f"{half}_full_eval")]
-    if mixed in ("bf16", "fp16") and not on:
+    told = argument_is_told(together, "bf16", "bf16_full_eval", "fp16", "fp16_full_eval")
+    if mixed in ("bf16", "fp16") and told and not on:
         message = f"`{mixed}` here, and `{mixed}` is not set in the arguments: the Trainer refuses the pair"
         fix = f"set `{mixed}` to true in the arguments"
         edits = (Edit(kind=EditKind.SET, path=f"$.{mixed}", value=True, file=together.training.name),)

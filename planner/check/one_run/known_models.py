@@ -46,6 +46,19 @@ def blocks_of(model_type: str) -> tuple[str, ...]:
     return tuple(blocks.get(model_type) or blocks.get(model_type.removesuffix("_text")) or ())
 
 
+def layers_of(model_type: str) -> tuple[str, ...]:
+    """The classes that transformers never splits, its layers; empty for a type that is not known."""
+    return tuple(_table()["layers"].get(model_type) or _table()["layers"].get(model_type.removesuffix("_text")) or ())
+
+
+def family_of_class(name: str) -> str | None:
+    """The model type that has a layer or an expert block of this name."""
+    for family, names in (*_table()["layers"].items(), *_table()["blocks"].items()):
+        if any(one.rpartition(".")[2] == name for one in names):
+            return str(family)
+    return None
+
+
 def has_experts(context: Context) -> bool:
     """Whether the config itself counts experts."""
     if context.model is not None:

@@ -28,6 +28,7 @@ from planner.check.one_run.run_facts import (
     yaml_of,
     zero_stage,
 )
+from planner.check.reading.arguments import is_told, is_word
 from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
@@ -68,11 +69,11 @@ def overruled_flags(together: Together, context: Context) -> Iterator[Problem]:
         *sections, name = place.removeprefix("$.").split(".")
         there = section(file.fields, *sections).get(name) if file is not None else None
         same = str(there).lower() == str(flag).lower() or (number(there) is not None and number(there) == number(flag))
-        severity = Severity.WARNING if same else Severity.ERROR
+        severity = Severity.WARNING if same or not is_told(flag) else Severity.ERROR
         message = f"`--{key} {flag}` is overruled by the DeepSpeed file, without a word"
         fix = "take the flag out; change the file"
         yield finding("DS310", f"{FLAGS}.{key}", message, fix=fix, severity=severity, file=launch.name)
-        if file is not None and there not in (None, "auto") and not same:
+        if file is not None and there not in (None, "auto") and not same and is_told(flag):
             message = f"`{there}` is what runs, although the launch line says `--{key} {flag}`"
             yield finding("DS310", place, message, fix="write what is meant here", file=file.name)
     mixed = launch_flag(together, "mixed_precision")
@@ -99,6 +100,8 @@ def flags_instead_of_a_file(together: Together, context: Context) -> Iterator[Pr
     if launch is None or together.accelerate or "use_deepspeed" not in flags or "config_file" in flags:
         return
     plain = {key: _plain(value) for key, value in flags.items()}
+    if not is_told(plain.get("deepspeed_multinode_launcher")):
+        plain["deepspeed_multinode_launcher"] = "standard"  # the one that nothing is said of
     top = {key: plain[key] for key in (*MULTINODE, "machine_rank") if key in plain}
     document = {**top, "distributed_type": "DEEPSPEED", "deepspeed_config": plain}
     for problem in accelerate_problems(document):
@@ -118,7 +121,7 @@ def _plain(value: Any) -> Any:
 def two_files(together: Together, context: Context) -> Iterator[Problem]:
     """The Trainer's own file beside DeepSpeed settings of the YAML."""
     yaml, named = deepspeed_yaml(together), argument(together, "deepspeed")
-    if yaml is None or not isinstance(named, str) or together.training is None:
+    if yaml is None or not is_word(named) or together.training is None:
         return
     block = section(yaml.fields, "deepspeed_config")
     for key in (*OWNED_BY_THE_FILE, "mixed_precision"):
@@ -259,7 +262,7 @@ def deepspeed_and_fsdp(together: Together, context: Context) -> Iterator[Problem
     training, yaml = together.training, yaml_of(together)
     if training is None:
         return
-    wants_fsdp = argument(together, "fsdp") not in (None, "", [], False)
+    wants_fsdp = argument(together, "fsdp") not in (None, "", [], False) and is_told(argument(together, "fsdp"))
     has_deepspeed = bool(argument(together, "deepspeed")) or deepspeed_yaml(together) is not None
     if wants_fsdp and has_deepspeed:
         yield finding(

@@ -17,7 +17,7 @@ from planner.check.loader.launching import launch_refusals
 from planner.check.loader.typed import flag
 from planner.check.one_file.schema import load_schema
 from planner.check.one_run.argument_rules import wanted_values
-from planner.check.one_run.run_facts import argument_is_on, ranks_of, reader_of
+from planner.check.one_run.run_facts import argument_is_on, argument_is_told, ranks_of, reader_of
 from planner.check.rules import finding, rename, take_out, write
 from planner.check.together import Kind, Together
 from planner.errors import one_line
@@ -72,6 +72,8 @@ def after_filling(together: Together, context: Context) -> Iterator[Problem]:
     if ranks is not None and "auto" not in batch.values():
         for path, reason in batch_refusals(batch, ranks):
             yield _refused(batch, path, f"{reason}, with {ranks} ranks", file=file.name)
+    if not argument_is_told(together, "fp16", "bf16"):
+        return
     precision = next((half for half in ("fp16", "bf16") if argument_is_on(together, half)), "no")
     on = {half: _is_on(config, wanted, half, precision) for half in ("fp16", "bf16")}
     other = {"fp16": "bf16", "bf16": "fp16"}.get(precision)
@@ -112,7 +114,11 @@ def old_name_of_bf16(together: Together, context: Context) -> Iterator[Problem]:
     file, reader = together.deepspeed, reader_of(together, context)
     if file is None or reader not in (Reader.TRAINER, Reader.ACCELERATE) or "bf16" in file.fields:
         return
-    if flag(file.fields, "bfloat16", "enabled") and not argument_is_on(together, "bf16"):
+    if (
+        flag(file.fields, "bfloat16", "enabled")
+        and not argument_is_on(together, "bf16")
+        and argument_is_told(together, "bf16")
+    ):
         message = "accelerate adds `bf16`, switched off, and DeepSpeed then does not read `bfloat16`: the run is fp32"
         edits = rename("$.bfloat16", "bf16")
         yield finding("DS011", "$.bfloat16", message, fix="write `bf16`", file=file.name, edits=edits)

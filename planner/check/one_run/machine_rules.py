@@ -14,6 +14,7 @@ from planner.check.one_file.deepspeed_rules import section
 from planner.check.one_run.cards import BF16_FROM, FP16_FROM, capability_of
 from planner.check.one_run.run_facts import (
     Said,
+    argument_is_on,
     half_precision,
     node_size_of,
     offload_device,
@@ -59,6 +60,16 @@ def gpu_computes_in_precision(together: Together, context: Context) -> Iterator[
     if half.value == "fp16" and has_fp16(context) is False:
         message = f"DeepSpeed refuses fp16 on `{card}`, which is below compute capability 7.0"
         yield finding("DS401", half.path, message, fix="use fp32: switch `fp16` off", file=half.file)
+
+
+def gpu_has_tf32(together: Together, context: Context) -> Iterator[Problem]:
+    """TF32 came with Ampere, as bf16 did."""
+    training = together.training
+    if training is not None and argument_is_on(together, "tf32") and has_bf16(context) is False:
+        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        message = f"`{card}` has no TF32: TrainingArguments raises ValueError"
+        edits = (Edit(kind=EditKind.REMOVE, path="$.tf32"),)
+        yield finding("DS401", "$.tf32", message, fix="leave it out", bites="config", file=training.name, edits=edits)
 
 
 def batch_identity(together: Together, context: Context) -> Iterator[Problem]:
@@ -179,6 +190,7 @@ def offload_on_many_ranks(together: Together, context: Context) -> Iterator[Prob
 
 RULES = (
     gpu_computes_in_precision,
+    gpu_has_tf32,
     batch_identity,
     tensor_parallel_ranks,
     hpz_divides_ranks,

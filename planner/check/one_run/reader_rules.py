@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.check.context import Context, Reader
 from planner.check.one_file.deepspeed_rules import section, stage_of
-from planner.check.one_run.run_facts import deepspeed_yaml, launch_flag, named_file, number, reader_of
+from planner.check.one_run.run_facts import deepspeed_yaml, launch_flag, named_file, reader_of
 from planner.check.rules import finding
 from planner.check.together import Together
 from planner.records.problem import Edit, EditKind, Problem, Severity
@@ -26,8 +26,7 @@ BUCKETS = tuple(
 SCHEDULE = tuple(
     f"$.scheduler.params.{key}" for key in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 )
-# Filled by accelerate, and so by the Trainer too, which hands its file to accelerate. `stage` and the devices get
-# accelerate's own default, which nobody chose: `unchosen` speaks of them.
+# Filled by accelerate, and so by the Trainer too, which hands its file to accelerate.
 BY_ACCELERATE = {
     *BATCH,
     *BUCKETS,
@@ -42,6 +41,14 @@ BY_ACCELERATE = {
     "$.optimizer.params.lr",
     "$.optimizer.params.weight_decay",
 }
+UNCHOSEN = {
+    f"{ZERO}.stage": "accelerate writes its own default, stage 2, whatever was meant",
+    **dict.fromkeys(
+        (f"{ZERO}.offload_{part}.device" for part in ("optimizer", "param")),
+        "accelerate writes `none`: nothing is offloaded",
+    ),
+}
+"""Filled with a default of accelerate's that nobody chose: the YAML may not say it beside a file."""
 BY_TRAINER = {*BY_ACCELERATE, "$.optimizer.params.betas", "$.optimizer.params.eps"}
 FILLED = {Reader.TRAINER: BY_TRAINER, Reader.ACCELERATE: BY_ACCELERATE}
 DEEPSPEEDS_OWN = (
@@ -71,6 +78,8 @@ def auto_by_reader(together: Together, context: Context) -> Iterator[Problem]:
         if reader is Reader.DEEPSPEED:
             if path not in DEEPSPEEDS_OWN:
                 yield _plain(path, file.name)
+        elif path in UNCHOSEN:
+            yield finding("DS014", path, UNCHOSEN[path], fix="write what is meant", file=file.name)
         elif path not in FILLED[reader]:
             who = "the Trainer" if reader is Reader.TRAINER else "accelerate"
             message = f'{who} does not fill `"auto"` here, and accelerate refuses what is left in `prepare`'
@@ -182,56 +191,6 @@ def checkpointing_block(together: Together, context: Context) -> Iterator[Proble
         yield finding("DS070", path, message, fix=fix, file=file.name, edits=edits)
 
 
-def offloaded_client_optimizer(together: Together, context: Context) -> Iterator[Problem]:
-    """Without an optimizer in the file the script's own is used, and with offload DeepSpeed takes its CPU ones only."""
-    file = together.deepspeed
-    if file is None or reader_of(together, context) is not Reader.DEEPSPEED or "optimizer" in file.fields:
-        return
-    stage = stage_of(file.fields)
-    device = section(file.fields, "zero_optimization", "offload_optimizer").get("device")
-    if stage and device in ("cpu", "nvme") and file.fields.get("zero_force_ds_cpu_optimizer", True) is True:
-        message = (
-            "no optimizer is given here; with offload DeepSpeed refuses one of the script that is not DeepSpeedCPUAdam "
-            "or another of its CPU optimizers"
-        )
-        path, fix = f"{ZERO}.offload_optimizer.device", "add an `optimizer` of type AdamW, or pass DeepSpeedCPUAdam"
-        yield finding("DS071", path, message, fix=fix, file=file.name)
-
-
-def no_optimizer_at_all(together: Together, context: Context) -> Iterator[Problem]:
-    """Stage 3 without an optimizer is an engine for inference; stages 1 and 2 want one at once.
-
-    A file that allows an untested optimizer expects one of the script.
-    """
-    file = together.deepspeed
-    if file is None or reader_of(together, context) is not Reader.DEEPSPEED or "optimizer" in file.fields:
-        return
-    if file.fields.get("zero_allow_untested_optimizer") is True:
-        return
-    if stage_of(file.fields) in (1, 2, 3) and not section(file.fields, "zero_optimization", "offload_optimizer"):
-        message = "no optimizer is given here; ZeRO needs one that the script passes to deepspeed.initialize"
-        yield finding(
-            "DS071",
-            "$.optimizer",
-            message,
-            fix="add an `optimizer`, or pass one",
-            severity=Severity.INFO,
-            file=file.name,
-        )
-
-
-def learning_rates_differ(together: Together, context: Context) -> Iterator[Problem]:
-    """A warm-up that ends elsewhere than the optimizer starts: the scheduler's number counts."""
-    file = together.deepspeed
-    if file is None or section(file.fields, "scheduler").get("type") not in ("WarmupLR", "WarmupDecayLR"):
-        return
-    lr = number(section(file.fields, "optimizer", "params").get("lr"))
-    top = number(section(file.fields, "scheduler", "params").get("warmup_max_lr"))
-    if lr is not None and top is not None and lr != top:
-        message = f"the scheduler sets the learning rate to {top:g}; the optimizer's `lr` {lr:g} is not used"
-        yield finding("DS072", "$.scheduler.params.warmup_max_lr", message, fix="write the same number", file=file.name)
-
-
 RULES = (
     auto_by_reader,
     precision_left_open,
@@ -239,7 +198,4 @@ RULES = (
     divided_total,
     needs_zero_section,
     checkpointing_block,
-    offloaded_client_optimizer,
-    no_optimizer_at_all,
-    learning_rates_differ,
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.check.context import Context, Reader
 from planner.check.one_file.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
+from planner.check.reading.arguments import REST, is_told
 from planner.check.together import File, Together
 
 ON = (True, 1, "true", "True", "TRUE", "yes", "1")
@@ -157,6 +158,15 @@ def argument(together: Together, name: str, default: Any = None) -> Any:
 def argument_is_on(together: Together, *names: str) -> bool:
     """Whether one of these training arguments is switched on."""
     return any(argument(together, name) in ON for name in names)
+
+
+def argument_is_told(together: Together, *names: str) -> bool:
+    """Whether the values of these training arguments are known, those that are not given too: free words of the shell
+    (`"$@"`, `$EXTRA`) may hold any."""
+    given = [argument(together, name) for name in names]
+    if all(value is None for value in given) and argument(together, REST) is not None:
+        return False
+    return all(is_told(value) for value in given)
 
 
 def half_precision(together: Together) -> Said | None:

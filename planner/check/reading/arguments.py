@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 from planner.check.one_file.training_names import KINDS, NAMES
 from planner.check.reading.nodes import Entry, Form, Node, python_value
-from planner.check.reading.shell_text import Word, commands
+from planner.check.reading.shell_text import Word, assignments, commands
 
 LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "python", "python3", "accelerate-launch")
 MODULES = {
@@ -34,17 +35,38 @@ SWITCHES = frozenset(SWITCHES_TEXT.split())
 # Said by many scripts, so no sign of the Trainer by themselves.
 COMMON = frozenset(("seed", "local_rank", "deepspeed", "output_dir", "learning_rate", "weight_decay", "fp16", "bf16"))
 CONFIG_NAME = re.compile(r"\S+\.(?:json|ya?ml)\b", re.IGNORECASE)
+REST = "$"
+"""The name under which words of a script are kept that may hold any flag: `"$@"`, `$EXTRA_ARGS`."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
+def is_told(value: Any) -> bool:
+    """Whether a flag's value stands in the script: `$STAGE` is known to the shell only."""
+    return not (isinstance(value, str) and ("$" in value or "`" in value))
+
+
+def is_word(value: Any) -> TypeGuard[str]:
+    """Text that stands in the script."""
+    return isinstance(value, str) and is_told(value)
+
+
 def read_launch(text: str) -> Node | None:
-    """The tree of a launch script: launcher, launcher_flags, script, script_flags; None where nothing is started."""
+    """The tree of a launch script: launcher, launcher_flags, script, script_flags, environment; None where nothing is
+    started."""
     best: Node | None = None
     for command in commands(text):
         tree = _launch_of(command)
         if tree is not None and (best is None or _weight(tree) > _weight(best)):
             best = tree
-    return best
+    if best is None:
+        return None
+    known = {name: word for name, word in assignments(text).items() if word.known and word.end > word.start}
+    entries = tuple(
+        Entry(name=name, start=word.start, end=word.end, node=_scalar(word, word.value)) for name, word in known.items()
+    )
+    environment = Node(start=best.start, end=best.end, form=Form.MAPPING, entries=entries)
+    section = Entry(name="environment", start=best.start, end=best.end, node=environment)
+    return replace(best, entries=(*best.entries, section))
 
 
 def read_flags(text: str) -> Node | None:
@@ -168,25 +190,34 @@ def _scalar(word: Word, value: Any) -> Node:
 
 
 def _flags(words: list[Word]) -> Node:
-    """Flags by name, the last of each; those with a value that only the shell knows are left out."""
+    """Flags by name, the last of each; a value that only the shell knows stands there as it is written."""
     found: dict[str, Entry] = {}
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
+        if _is_open(word):
+            found[REST] = Entry(name=REST, start=word.start, end=word.end, node=_scalar(word, word.value))
         if not word.value.startswith("-") or NUMBER.fullmatch(word.value):
             continue
         name, equals, value = word.value.lstrip("-").partition("=")
         name = name.replace("-", "_")
         values = [Word(value=value, start=word.end - len(value), end=word.end, known=word.known)] if equals else []
-        while not equals and at < len(words) and _is_value(words[at]):
+        while not equals and at < len(words) and _is_value(words[at]) and not (values and _is_open(words[at])):
             values.append(words[at])
             at += 1
-        if all(part.known for part in values) and name:
+        if values and _is_open(values[0]) and KINDS.get(name) == "bool":  # `--bf16 $MORE`: its value, or more flags
+            found[REST] = Entry(name=REST, start=word.start, end=word.end, node=_scalar(word, values[0].value))
+        if name and "$" not in name:
             entry = _flag(name, word, values)
             found[entry.name] = entry
     entries = tuple(sorted(found.values(), key=lambda entry: entry.start))
     start, end = (words[0].start, words[-1].end) if words else (0, 0)
     return Node(start=start, end=end, form=Form.MAPPING, entries=entries)
+
+
+def _is_open(word: Word) -> bool:
+    """A word that may stand for several: a variable without a known value, by itself."""
+    return word.value.startswith("$") and not word.value.startswith("$(")
 
 
 def _is_value(word: Word) -> bool:
@@ -198,7 +229,9 @@ def _flag(name: str, word: Word, values: list[Word]) -> Entry:
         negated = name.startswith("no_") and name.removeprefix("no_") in NAMES
         name = name.removeprefix("no_") if negated else name
         return Entry(name=name, start=word.start, end=word.end, node=_scalar(word, not negated))
-    items = [_scalar(value, typed(value.value, KINDS.get(name, ""))) for value in values]
+    items = [
+        _scalar(value, typed(value.value, KINDS.get(name, "")) if value.known else value.value) for value in values
+    ]
     if len(items) == 1:
         return Entry(name=name, start=word.start, end=word.end, node=items[0])
     entries = tuple(

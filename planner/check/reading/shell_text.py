@@ -35,8 +35,19 @@ class Word:
 
 def commands(text: str) -> list[list[Word]]:
     """The commands of a script, in order, variables filled in where their value is plain."""
-    found: list[list[Word]] = [[]]
+    return _parsed(text, {})
+
+
+def assignments(text: str) -> dict[str, Word]:
+    """The variables that a script sets once to one word, exported or not."""
     variables: dict[str, list[Word]] = {}
+    _parsed(text, variables)
+    return {name: words[0] for name, words in variables.items() if len(words) == 1}
+
+
+def _parsed(text: str, variables: dict[str, list[Word]]) -> list[list[Word]]:
+    """The commands; what they assign is put into `variables`."""
+    found: list[list[Word]] = [[]]
     at, length = 0, len(text)
     while at < length:
         if text[at] == "#" and (at == 0 or text[at - 1] in " \t\r\n;"):

@@ -1,0 +1,153 @@
+"""The line that starts the run, by itself: its launcher, its flags, the environment it sets.
+
+In: the files and the context. Out: Problems. Answers: does the launcher take these flags together, start one process
+for each GPU, and find the other machines? Source: deepspeed 0.19.8 launcher/runner.py, torch 2.13 distributed/run.py,
+accelerate 1.15 commands/launch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.check.context import Context
+from planner.check.one_file.deepspeed_rules import section
+from planner.check.one_run.run_facts import launch_flag, offload_device, whole
+from planner.check.reading.arguments import REST
+from planner.check.rules import finding
+from planner.check.together import File, Together
+from planner.records.problem import Problem, Severity
+
+FLAGS = "$.launcher_flags"
+SELECTING = ("include", "exclude")
+COUNTING = ("num_gpus", "num_nodes")
+ONLY_ITS_OWN: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": (*SELECTING, *COUNTING, "hostfile", "master_port", "no_ssh", "bind_cores_to_rank"),
+    "torchrun": ("nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_backend", "standalone", "master_port"),
+    "accelerate": ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
+}
+"""Flags that are the launcher's, whatever the script is."""
+ONE_THREAD = ("torchrun", "accelerate")
+"""They set OMP_NUM_THREADS to 1 where it is not set and several processes start."""
+LEFT_OVER = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for: the run is slower, and a hang looks different",
+    "NCCL_TIMEOUT": "neither torch nor DeepSpeed nor the Trainer reads it",
+}
+OFF = ("", "0", "false")
+OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
+
+
+def flags_go_together(together: Together, context: Context) -> Iterator[Problem]:
+    launch, flags = _started_by(together, "deepspeed")
+    if launch is None:
+        return
+    counting = [name for name in COUNTING if name in flags]
+    selecting = [name for name in SELECTING if name in flags]
+    if counting and selecting:
+        message = f"`--{counting[0]}` beside `--{selecting[0]}`: the launcher raises ValueError"
+        path, fix = f"{FLAGS}.{counting[0]}", "leave one of them out"
+        yield finding("DS316", path, message, fix=fix, bites="launch", file=launch.name)
+    narrowed = selecting or [name for name in counting if name == "num_gpus" or (whole(flags[name]) or 0) > 1]
+    if "CUDA_VISIBLE_DEVICES" in section(launch.fields, "environment") and narrowed and "hostfile" not in flags:
+        message = f"the launcher does not look at it beside `--{narrowed[0]}`, and takes the first GPUs of the machine"
+        path, fix = "$.environment.CUDA_VISIBLE_DEVICES", "write `--include localhost:0,1`, and leave both out"
+        warning = Severity.WARNING
+        yield finding("DS316", path, message, fix=fix, severity=warning, bites="silently", file=launch.name)
+
+
+def flags_stand_before_the_script(together: Together, context: Context) -> Iterator[Problem]:
+    """What stands after the script is the script's."""
+    launch = together.launch
+    if launch is None:
+        return
+    for name in ONLY_ITS_OWN.get(str(launch.fields.get("launcher")), ()):
+        if name in section(launch.fields, "script_flags") and name not in section(launch.fields, "launcher_flags"):
+            message = f"it stands after the script, which gets it; `{launch.fields['launcher']}` does not see it"
+            yield finding(
+                "DS317", f"$.script_flags.{name}", message, fix="write it before the script", file=launch.name
+            )
+
+
+def processes_are_as_many_as_gpus(together: Together, context: Context) -> Iterator[Problem]:
+    """Of torchrun and deepspeed; accelerate's count may stand in its file too."""
+    for launcher, name, machines in (("torchrun", "nproc_per_node", "nnodes"), ("deepspeed", "num_gpus", "num_nodes")):
+        launch, flags = _started_by(together, launcher)
+        each, nodes = whole(flags.get(name)), whole(flags.get(machines, 1))
+        if launch is None or each is None or nodes is None or context.ranks in (None, each * nodes):
+            continue
+        severity = Severity.ERROR if each * nodes > (context.ranks or 0) else Severity.WARNING
+        bites = "engine init" if severity is Severity.ERROR else "silently"
+        message = f"{each * nodes} processes for {context.ranks} GPUs"
+        fix = "write one process for each GPU"
+        path = f"{FLAGS}.{name}"
+        yield finding("DS123", path, message, fix=fix, severity=severity, bites=bites, file=launch.name)
+
+
+def machines_meet(together: Together, context: Context) -> Iterator[Problem]:
+    launch, flags = _started_by(together, "torchrun")
+    several = (whole(str(flags.get("nnodes", 1)).rpartition(":")[2]) or 1) > 1
+    told = {"rdzv_endpoint", "master_addr", "standalone", REST} & set(flags)
+    meets = told or any(name.startswith("PET_") for name in section(launch.fields if launch else {}, "environment"))
+    if launch is not None and several and not meets:
+        message = "every machine waits for the others at its own 127.0.0.1"
+        fix = "add `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`, the same on all"
+        yield finding("DS130", f"{FLAGS}.nnodes", message, fix=fix, file=launch.name)
+    launch, flags = _started_by(together, "deepspeed")
+    if launch is not None and (whole(flags.get("num_nodes")) or 1) > 1 and not {"hostfile", REST} & set(flags):
+        message = "no `--hostfile`: the launcher looks for /job/hostfile, and raises ValueError where there is none"
+        path, fix = f"{FLAGS}.num_nodes", "name the host file"
+        warning = Severity.WARNING
+        yield finding("DS130", path, message, fix=fix, severity=warning, bites="launch", file=launch.name)
+
+
+def cpu_optimizer_has_threads(together: Together, context: Context) -> Iterator[Problem]:
+    """DeepSpeed's CPU Adam is parallel over OMP_NUM_THREADS."""
+    launch, device = together.launch, offload_device(together, "offload_optimizer")
+    if launch is None or launch.fields.get("launcher") not in ONE_THREAD or device is None or device.value == "none":
+        return
+    set_here = "OMP_NUM_THREADS" in launch.text or launch_flag(together, "num_cpu_threads_per_process") is not None
+    alone = context.ranks == 1 or 1 in (launch_flag(together, "nproc_per_node"), launch_flag(together, "num_processes"))
+    if not set_here and not alone:
+        message = (
+            f"`{launch.fields['launcher']}` sets OMP_NUM_THREADS to 1, and the CPU optimizer runs on one core a rank"
+        )
+        fix = "export OMP_NUM_THREADS: physical cores of the machine over its ranks"
+        yield finding("DS318", "$.launcher", message, fix=fix, file=launch.name)
+
+
+def environment_of_debugging(together: Together, context: Context) -> Iterator[Problem]:
+    launch = together.launch
+    for name, value in section(launch.fields if launch else {}, "environment").items():
+        if launch is not None and name in LEFT_OVER and str(value).lower() not in OFF:
+            path, fix = f"$.environment.{name}", "take it out"
+            yield finding("DS319", path, LEFT_OVER[name], fix=fix, file=launch.name)
+
+
+def ranks_come_from_somewhere(together: Together, context: Context) -> Iterator[Problem]:
+    """`python train.py --deepspeed ...`: no launcher, and none around it in the script."""
+    launch, _ = _started_by(together, "python")
+    if launch is None or context.launcher or any(word in launch.text for word in OTHER_STARTERS):
+        return
+    if "deepspeed" in section(launch.fields, "script_flags") and "RANK" not in launch.text:
+        message = "`python` sets no RANK, WORLD_SIZE and MASTER_ADDR: DeepSpeed asks mpi4py, one process, or fails"
+        fix = "start with deepspeed, torchrun or accelerate, also on one GPU"
+        yield finding("DS311", "$.launcher", message, fix=fix, severity=Severity.WARNING, file=launch.name)
+
+
+def _started_by(together: Together, launcher: str) -> tuple[File | None, Mapping[str, Any]]:
+    """The launch line and its launcher's flags, if that launcher starts the run."""
+    launch = together.launch
+    if launch is None or launch.fields.get("launcher") != launcher:
+        return None, {}
+    return launch, section(launch.fields, "launcher_flags")
+
+
+RULES = (
+    flags_go_together,
+    flags_stand_before_the_script,
+    processes_are_as_many_as_gpus,
+    machines_meet,
+    cpu_optimizer_has_threads,
+    environment_of_debugging,
+    ranks_come_from_somewhere,
+)
