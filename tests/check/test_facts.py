@@ -878,10 +878,10 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
         "sections one level too deep",
         "DS011",
         E,
-        "$.monitor_config",
-        ds({"monitor_config": {"tensorboard": {"enabled": True}}}),
+        "$.precision",
+        ds({"bf16": None, "precision": {"bf16": {"enabled": True}}}),
         {},
-        ds({"tensorboard": {"enabled": True}}),
+        ds({}),
     ),
     (
         "a section of ZeRO under another name",

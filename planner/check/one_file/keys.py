@@ -77,6 +77,11 @@ OF_THE_TRAINER = (
     *("gradient_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "num_train_epochs"),
     *("max_steps", "lr_scheduler_type", "mixed_precision", "warmup_ratio", "save_steps", "logging_steps"),
 )
+ONLY_SHOWS = (
+    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "timers"),
+    *("tensorboard", "wandb", "csv_monitor", "comet", "comms_logger", "flops_profiler"),
+)
+"""What a run prints or logs; without them it trains the same."""
 TO_DECIDE = ("amp", "curriculum_learning")
 """Removed blocks whose work something else does now: the run goes on without them, in another way."""
 OLD_ACCELERATE_KEYS = ("ipex_config", "tp_config", "use_parallelism_config")
@@ -140,7 +145,7 @@ def unknown_key(
 def _stray(key: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> Problem | None:
     """A key at the top that has another name or another file, or holds what belongs one level higher."""
     place, message = f"$.{key}", f"no program reads `{key}` here, so it has no effect"
-    inside = values.get(key)
+    inside, warning = values.get(key), Severity.WARNING
     home = FOREIGN.get(key)
     slip = any(_is_almost(key, other) for other in nearest(key, known, limit=1))
     if home is None and isinstance(inside, Mapping) and "stage" in inside and ZERO not in values and not slip:
@@ -150,13 +155,14 @@ def _stray(key: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> Pro
         to_build = top not in values and top in ("optimizer", "scheduler")  # they need a type too
         edits = take_out(place) if _holds(values, home) else () if to_build else move(place, f"$.{home}")
         changes_nothing = inside in (False, None, "none")
-        severity = Severity.WARNING if changes_nothing else None
+        severity = warning if changes_nothing else None
         return finding("DS011", place, message, fix=f"write `{home}`", severity=severity, edits=edits)
     if isinstance(inside, Mapping) and inside and all(name in known for name in inside):
         edits = tuple(edit for name in inside for edit in move(f"{place}.{name}", f"$.{name}"))
         edits = (*edits, *take_out(place)) if not any(name in values for name in inside) else ()
-        return finding("DS011", place, message, fix="move what it holds to the top level", edits=edits)
-    warning = Severity.WARNING
+        severity = warning if all(name in ONLY_SHOWS for name in inside) else None
+        fix = "move what it holds to the top level"
+        return finding("DS011", place, message, fix=fix, severity=severity, edits=edits)
     if key in OF_THE_LAUNCH:
         fix = "move it to `deepspeed_config` of the Accelerate file"
         return finding("DS011", place, message, fix=fix, severity=warning)
