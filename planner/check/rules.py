@@ -100,6 +100,7 @@ RULES = {
     "DS310": Rule(title="a flag of the launch line that is overruled or refused", bites="silently"),
     "DS311": Rule(title="a launcher that does not tell the ranks"),
     "DS312": Rule(title="the launch line names no configuration file", severity=WARNING, bites="silently"),
+    "DS313": Rule(title="Slurm starts other processes than meant", bites="launch"),
     "DS314": Rule(title="the files of the machines do not go together", bites="engine init"),
     "DS315": Rule(title="the Trainer logs a wrong total batch", severity=WARNING, bites="silently"),
     "DS316": Rule(title="flags of the deepspeed launcher that exclude one another"),

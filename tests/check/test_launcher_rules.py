@@ -104,6 +104,45 @@ def test_cpu_adam_gets_threads(tmp_path: Path) -> None:
         assert "DS318" not in {one[0] for one in found(tmp_path, other, document)}, other
 
 
+BATCH = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node={tasks}\n"
+MEETING = "--nnodes 2 --nproc_per_node 8 --rdzv-endpoint=$HEAD:29500"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tasks", "path", "right", "right_tasks"),
+    [
+        (f"torchrun {MEETING} {REST}", 1, "$.launcher", f"srun torchrun {MEETING} {REST}", 1),
+        (f"srun torchrun {MEETING} {REST}", 8, "$.launcher", f"srun --ntasks-per-node=1 torchrun {MEETING} {REST}", 8),
+        (
+            f"srun accelerate launch --config_file a.yaml --machine_rank $SLURM_NODEID {REST}",
+            1,
+            "$.machine_rank",
+            f"srun bash -c 'accelerate launch --config_file a.yaml --machine_rank $SLURM_NODEID {REST}'",
+            1,
+        ),
+        (
+            f'srun bash -c "torchrun {MEETING} --node_rank $SLURM_PROCID {REST}"',
+            1,
+            "$.node_rank",
+            f'srun bash -c "torchrun {MEETING} --node_rank \\$SLURM_PROCID {REST}"',
+            1,
+        ),
+        (
+            f"srun torchrun {MEETING} --node_rank $SLURM_PROCID {REST}",
+            1,
+            "$.node_rank",
+            f"srun torchrun {MEETING} --rdzv-backend c10d --node_rank $SLURM_PROCID {REST}",
+            1,
+        ),
+    ],
+)
+def test_slurm_starts_one_launcher_on_every_node_with_its_own_rank(
+    tmp_path: Path, wrong: str, tasks: int, path: str, right: str, right_tasks: int
+) -> None:
+    assert ("DS313", E, path) in found(tmp_path, BATCH.format(tasks=tasks) + wrong)
+    assert "DS313" not in {one[0] for one in found(tmp_path, BATCH.format(tasks=right_tasks) + right)}
+
+
 def test_what_only_the_shell_knows_is_no_default(tmp_path: Path) -> None:
     """`$LR` is not the 5e-5 of the Trainer, and `"$@"` may hold any flag."""
     document = {**DS, "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}

@@ -20,6 +20,7 @@ from planner.check.one_run import (
     model_rules,
     optimizer_rules,
     reader_rules,
+    slurm_rules,
 )
 from planner.check.one_run.run_facts import reader_of
 from planner.check.together import Rule, Together
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     *argument_rules.RULES,
     *launch_rules.RULES,
     *launcher_rules.RULES,
+    *slurm_rules.RULES,
     *machine_rules.RULES,
     *model_rules.RULES,
     *layer_rules.RULES,

@@ -130,7 +130,8 @@ def _launch_of(words: list[Word]) -> Node | None:
         name = word.value.rpartition("/")[2]
         if name in LAUNCHERS and not (at and words[at - 1].value.startswith("--")):
             return _split_launch(name, words[at:])
-        if word.known and re.search(r"\s(launch|--\w+)\s", word.value):  # srun bash -c "torchrun ..."
+        quoted = word.end - word.start > len(word.value)
+        if quoted and re.search(r"\s(launch|--\w+)\s", word.value):  # srun bash -c "torchrun ..."
             for inner in commands(word.value):
                 moved = [
                     Word(value=w.value, start=w.start + word.start + 1, end=w.end + word.start + 1, known=w.known)
