@@ -90,6 +90,22 @@ def test_a_flag_after_the_script(tmp_path: Path, line: str, path: str) -> None:
     assert "DS317" not in {one[0] for one in found(tmp_path, f"{first.strip()} {flag} {script}")}
 
 
+@pytest.mark.parametrize(
+    ("lines", "at"),
+    [
+        (["torchrun train.py --bf16 True", "  --deepspeed ds_config.json"], 3),
+        (["torchrun train.py \\", "  --bf16 True \\ ", "  --deepspeed ds_config.json"], 4),
+        (["torchrun train.py \\", "  # --fp16 True \\", "  --deepspeed ds_config.json"], 4),
+    ],
+)
+def test_a_line_that_lost_its_command(tmp_path: Path, lines: list[str], at: int) -> None:
+    (tmp_path / "launch.sh").write_text("\n".join(["#!/bin/bash", *lines, "echo done", ""]))
+    lost = [problem for problem in check(tmp_path / "launch.sh").findings if problem.rule == "DS324"]
+    assert [(problem.line, problem.severity) for problem in lost] == [(at, E)]
+    whole = " \\\n".join(line.strip().rstrip("\\ ") for line in lines if "#" not in line)
+    assert "DS324" not in {one[0] for one in found(tmp_path, whole)}
+
+
 def test_cpu_adam_gets_threads(tmp_path: Path) -> None:
     line = f"torchrun --nproc_per_node 8 {REST}"
     assert ("DS318", W, "$.launcher") in found(tmp_path, line, OFFLOADED)

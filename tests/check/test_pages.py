@@ -13,6 +13,7 @@ from planner.errors import UnknownName
 # Rules that a text by itself cannot show: they need another file, the machine, the model, or a folder of a plan.
 NEED_MORE = {
     "DS068",
+    "DS133",
     "DS069",
     "DS070",
     "DS071",

@@ -60,6 +60,8 @@ def outcome_of(path: str, value: Any, schema: Mapping[str, Any]) -> Outcome | No
     """What DeepSpeed makes of a value that does not suit the schema; None: just what was meant."""
     if isinstance(value, str) and value.lower() in ANY_CASE.get(path, ()):
         return None
+    if path == "$.tensor_parallel.autotp_size" and isinstance(value, str):  # read from the plain document too
+        return Outcome(severity=Severity.ERROR, bites="engine init", note="; DeepSpeed compares the text with a number")
     if is_typed(path):
         return Outcome(severity=Severity.WARNING, bites="silently", note="; DeepSpeed converts it")
     if schema.get("type") == "boolean":

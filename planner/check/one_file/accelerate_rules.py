@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.check.one_file.deepspeed_rules import section, tp_of
 from planner.check.one_file.parallel_rules import parallel_problems
+from planner.check.reading.arguments import is_told
 from planner.check.rules import finding, rename, take_out, write
 from planner.records.problem import Problem, Severity
 
@@ -82,6 +83,11 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = f"{processes} processes cannot be shared out over {machines} machines; the number is the total of all"
         fix = "write GPUs per machine x machines"
         yield finding("DS123", "$.num_processes", message, fix=fix, bites="silently")
+    shown = config.get("gpu_ids")
+    cards = len(str(shown).split(",")) if isinstance(shown, (str, int)) and shown not in ("all", "") else None
+    if cards is not None and machines == 1 and isinstance(processes, int) and processes > cards:
+        message = f"{processes} processes for the {cards} GPUs of `gpu_ids`, the only ones that they see"
+        yield finding("DS123", "$.num_processes", message, fix=f"write {cards}", bites="engine init")
     if isinstance(rank, int) and rank >= machines:
         message = f"`{rank}` is no rank of {machines} machines"
         yield finding("DS123", "$.machine_rank", message, fix=f"0 to {machines - 1}", bites="launch")
@@ -113,6 +119,10 @@ def _meeting_point(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = "without the address of the first machine the others do not find it"
         fix = "add the address, or give `--main_process_ip` on the command line"
         yield finding("DS130", "$.main_process_ip", message, fix=fix, severity=Severity.WARNING)
+    if not is_told(config.get("main_process_ip")):
+        message = f"`{config['main_process_ip']}` stays as it is: a YAML knows no variables"
+        fix = "write the address, or give `--main_process_ip` on the command line"
+        yield finding("DS130", "$.main_process_ip", message, fix=fix)
     if config.get("main_process_port") == 0:
         message = "0 takes a free port, another one on every machine"
         edits = write("$.main_process_port", 29500)

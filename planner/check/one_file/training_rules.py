@@ -71,7 +71,7 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     path, name = "$.optimizer.type", kind.lower()
     if name in GONE:
         yield finding("DS066", path, f"DeepSpeed has removed `{kind}`", fix="use AdamW")
-    elif stage_of(config) > 0 and name not in TESTED and config.get("zero_allow_untested_optimizer") is not True:
+    elif stage_of(config) > 0 and name not in TESTED and not config.get("zero_allow_untested_optimizer"):
         alike = [other for other in OWN if other.startswith("mu") == name.startswith("mu")]  # sgd is not musgd
         near = nearest(name, alike, limit=1)
         slip = near and name not in OWN and kind not in TORCH_OPTIMIZERS

@@ -19,6 +19,7 @@ from planner.check.one_run import (
     machine_rules,
     model_rules,
     optimizer_rules,
+    reach_rules,
     reader_rules,
     slurm_rules,
 )
@@ -39,6 +40,7 @@ def memory(together: Together, context: Context) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     *reader_rules.RULES,
+    *reach_rules.RULES,
     *optimizer_rules.RULES,
     *argument_rules.RULES,
     *launch_rules.RULES,

@@ -16,6 +16,8 @@ FP16_FROM = (7, 0)
 DS_ALLOW_DEPRECATED_FP16=1 lifts it."""
 BF16_FROM = (8, 0)
 """Source: https://docs.nvidia.com/cuda/ampere-tuning-guide/index.html, tensor cores with bf16 since Ampere."""
+FP8_FROM = (8, 9)
+"""Source: accelerate 1.15, utils/environment.py `check_cuda_fp8_capability`."""
 
 
 def capability_of(name: str) -> tuple[int, int] | None:

@@ -27,17 +27,22 @@ WIDTH_ALIASES = ("n_embd", "d_model", "dim", "embed_dim", "hidden_dim", "emb_dim
 
 
 def type_of(context: Context) -> str | None:
-    """transformers' model_type."""
-    if context.model is not None:
-        return context.model.model_type
+    """transformers' model_type of the language model."""
+    return context.model.model_type if context.model is not None else config_type_of(context)
+
+
+def config_type_of(context: Context) -> str | None:
+    """The model_type of the whole config.json, which may wrap the language model: as it says, else by its name."""
     given = (context.model_config or {}).get("model_type")
+    by_name = _type_by_name(context.model_name or "")
     if isinstance(given, str):
-        return given
-    name = re.sub(r"[\s_]+", "-", (context.model_name or "").casefold())
-    for row in _table()["name"]:
-        if name and re.search(row["pattern"], name):
-            return str(row["model_type"])
-    return None
+        return by_name if given == f"{by_name}_text" else given
+    return by_name
+
+
+def _type_by_name(text: str) -> str | None:
+    name = re.sub(r"[\s_]+", "-", text.casefold())
+    return next((str(row["model_type"]) for row in _table()["name"] if name and re.search(row["pattern"], name)), None)
 
 
 def blocks_of(model_type: str) -> tuple[str, ...]:
@@ -100,7 +105,7 @@ def width_is_found(context: Context, *, in_text_config: bool) -> bool | None:
 
     `in_text_config`: whether the reader looks into the language model of a multimodal config too.
     """
-    model_type, config = type_of(context), context.model_config
+    model_type, config = config_type_of(context), context.model_config
     if model_type in _table()["no_width"]:
         return False
     if model_type in _table()["width_in_text_config"]:

@@ -7,15 +7,20 @@ accelerate 1.15 commands/launch.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner.check.context import Context
 from planner.check.one_file.deepspeed_rules import section
 from planner.check.one_run.run_facts import launch_flag, offload_device, whole
 from planner.check.reading.arguments import REST
+from planner.check.reading.nodes import Lines
+from planner.check.reading.shell_text import commands
 from planner.check.rules import finding
 from planner.check.together import File, Together
+from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 
 FLAGS = "$.launcher_flags"
@@ -134,6 +139,19 @@ def ranks_come_from_somewhere(together: Together, context: Context) -> Iterator[
         yield finding("DS311", "$.launcher", message, fix=fix, severity=Severity.WARNING, file=launch.name)
 
 
+def commands_are_whole(together: Together, context: Context) -> Iterator[Problem]:
+    """A command that starts with a flag is the rest of the one before."""
+    launch = together.launch
+    for command in commands(launch.text)[1:] if launch is not None else ():
+        word = command[0]
+        if launch is not None and re.match(r"--?[A-Za-z]", launch.text[word.start : word.end]):
+            message = f"the shell takes `{one_line(word.value)}` for a command: the line before does not go on"
+            fix = "end the line before with a backslash and nothing behind it, and take comments out of the command"
+            problem = finding("DS324", "$.script", message, fix=fix, file=launch.name)
+            line, column = Lines(launch.text).at(word.start)
+            yield replace(problem, line=line, column=column)
+
+
 def _started_by(together: Together, launcher: str) -> tuple[File | None, Mapping[str, Any]]:
     """The launch line and its launcher's flags, if that launcher starts the run."""
     launch = together.launch
@@ -150,4 +168,5 @@ RULES = (
     cpu_optimizer_has_threads,
     environment_of_debugging,
     ranks_come_from_somewhere,
+    commands_are_whole,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from planner.check.context import Context
 from planner.check.one_file.deepspeed_rules import section
-from planner.check.one_run.cards import BF16_FROM, FP16_FROM, capability_of
+from planner.check.one_run.cards import BF16_FROM, FP8_FROM, FP16_FROM, capability_of
 from planner.check.one_run.run_facts import (
     Said,
     argument_is_on,
@@ -21,6 +21,7 @@ from planner.check.one_run.run_facts import (
     ranks_of,
     tensor_parallel,
     whole,
+    yaml_of,
     zero_stage,
 )
 from planner.check.rules import finding
@@ -70,6 +71,35 @@ def gpu_has_tf32(together: Together, context: Context) -> Iterator[Problem]:
         message = f"`{card}` has no TF32: TrainingArguments raises ValueError"
         edits = (Edit(kind=EditKind.REMOVE, path="$.tf32"),)
         yield finding("DS401", "$.tf32", message, fix="leave it out", bites="config", file=training.name, edits=edits)
+
+
+def gpu_has_fp8(together: Together, context: Context) -> Iterator[Problem]:
+    """FP8 came with Ada and Hopper."""
+    yaml, capability = yaml_of(together), _capability(context)
+    if yaml is not None and yaml.fields.get("mixed_precision") == "fp8" and capability and capability < FP8_FROM:
+        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        message = f"`{card}` has no fp8: accelerate warns and trains in fp16"
+        warning = Severity.WARNING
+        yield finding(
+            "DS401", "$.mixed_precision", message, fix="write bf16", severity=warning, bites="silently", file=yaml.name
+        )
+
+
+def gpu_has_flash_attention(together: Together, context: Context) -> Iterator[Problem]:
+    """FlashAttention 2 came with Ampere."""
+    yaml, key = yaml_of(together), "parallelism_config_sp_attn_implementation"
+    if yaml is None or has_bf16(context) is not False:
+        return
+    if section(yaml.fields, "parallelism_config").get(key) in ("flash_attention_2", "flash_attention_3"):
+        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        message = f"`{card}` cannot run FlashAttention 2: it needs Ampere or newer"
+        path = f"$.parallelism_config.{key}"
+        edits = (Edit(kind=EditKind.SET, path=path, value="sdpa"),)
+        yield finding("DS401", path, message, fix="write sdpa", bites="first step", file=yaml.name, edits=edits)
+
+
+def _capability(context: Context) -> tuple[int, int] | None:
+    return capability_of(context.gpu_name or (context.cluster.gpu.name if context.cluster else ""))
 
 
 def batch_identity(together: Together, context: Context) -> Iterator[Problem]:
@@ -191,6 +221,8 @@ def offload_on_many_ranks(together: Together, context: Context) -> Iterator[Prob
 RULES = (
     gpu_computes_in_precision,
     gpu_has_tf32,
+    gpu_has_fp8,
+    gpu_has_flash_attention,
     batch_identity,
     tensor_parallel_ranks,
     hpz_divides_ranks,
