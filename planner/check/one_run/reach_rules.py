@@ -65,9 +65,7 @@ def _left_out(together: Together, context: Context, path: str, default: Any, fil
     given = [name for name in names if argument(together, name) is not None]
     message = f"{wanted.by} {wanted.value} is not used: the key is absent, and DeepSpeed takes {default}"
     severity = None if given else Severity.WARNING
-    yield finding(
-        "DS302", path, message, fix='add "auto"', severity=severity, file=file, edits=write(path, "auto")
-    )
+    yield finding("DS302", path, message, fix='add "auto"', severity=severity, file=file, edits=write(path, "auto"))
 
 
 def deepspeed_file_is_named(together: Together, context: Context) -> Iterator[Problem]:
