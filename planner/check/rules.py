@@ -85,7 +85,9 @@ RULES = {
     "DS129": Rule(title="sequence parallelism that cannot run"),
     "DS130": Rule(title="the machines cannot find one another", bites="engine init"),
     "DS131": Rule(title="a key without effect in FSDP 2", severity=WARNING, bites="silently"),
-    "DS132": Rule(title="a key without effect at this ZeRO stage", severity=WARNING, bites="silently"),
+    "DS132": Rule(
+        title="a key without effect at this ZeRO stage or with this launcher", severity=WARNING, bites="silently"
+    ),
     "DS133": Rule(title="accumulation that the file leaves to accelerate", severity=INFO, bites="silently"),
     "DS201": Rule(title="plan.json does not have the form of a plan document"),
     "DS202": Rule(title="what trains is not what plan.json says", bites="silently"),

@@ -190,9 +190,24 @@ def _rules(kind: Kind, document: Any, notation: Notation = Notation.JSON) -> lis
         problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
     elif kind is Kind.TRAINING and isinstance(document, Mapping):
         problems += arguments_problems(document, converted=notation is Notation.YAML)
+        if isinstance(document.get("deepspeed"), Mapping):
+            problems += [_inside(problem, "deepspeed") for problem in _rules(Kind.DEEPSPEED, document["deepspeed"])]
     elif kind is Kind.TRAINING:
         problems.append(finding("DS001", "$", "TrainingArguments are names with values", fix="write one mapping"))
     return problems
+
+
+def _inside(problem: Problem, key: str) -> Problem:
+    """The problem of a document that stands under a key of another."""
+
+    def moved(path: str) -> str:
+        return path.replace("$", f"$.{key}", 1)
+
+    edits = tuple(
+        replace(edit, path=moved(edit.path), to=moved(edit.to) if edit.to.startswith("$") else edit.to)
+        for edit in problem.edits
+    )
+    return replace(problem, path=moved(problem.path), edits=edits)
 
 
 def _script(name: str, text: str) -> Looked:

@@ -21,6 +21,7 @@ OWNED_BY_THE_FILE = (
     *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
 )
 HERE = "$.deepspeed_config"
+LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0")
 STARTED = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
 
 
@@ -119,6 +120,11 @@ def _meeting_point(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = "without the address of the first machine the others do not find it"
         fix = "add the address, or give `--main_process_ip` on the command line"
         yield finding("DS130", "$.main_process_ip", message, fix=fix, severity=Severity.WARNING)
+    if config.get("main_process_ip") in LOOPBACK and config.get("machine_rank"):
+        message = (
+            f"on machine {config['machine_rank']} `{config['main_process_ip']}` is that machine, not the first one"
+        )
+        yield finding("DS130", "$.main_process_ip", message, fix="write the address of the first machine")
     if not is_told(config.get("main_process_ip")):
         message = f"`{config['main_process_ip']}` stays as it is: a YAML knows no variables"
         fix = "write the address, or give `--main_process_ip` on the command line"
@@ -147,6 +153,10 @@ def _host_file(config: Mapping[str, Any]) -> Iterator[Problem]:
     deepspeed, machines = section(config, "deepspeed_config"), config.get("num_machines", 1)
     launcher = deepspeed.get("deepspeed_multinode_launcher") or "pdsh"
     needs_hosts = launcher != "standard" and not deepspeed.get("deepspeed_hostfile")
+    if launcher == "standard" and deepspeed.get("deepspeed_hostfile"):
+        message = "the launcher `standard` does not read it: every machine starts its own processes"
+        path, fix = f"{HERE}.deepspeed_hostfile", "leave it out, or use the launcher pdsh"
+        yield finding("DS132", path, message, fix=fix, edits=take_out(path))
     if isinstance(machines, int) and machines > 1 and needs_hosts:
         message = f"with launcher `{launcher}` and no `deepspeed_hostfile`, {machines} machines become one"
         fix = "set `deepspeed_multinode_launcher: standard` and start it on every node, or name a host file"
@@ -204,6 +214,12 @@ def _yaml_alone(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = f"accelerate warns at stage {stage} and switches it off"
         edits = write(path, value=False)
         yield finding("DS132", path, message, fix="write false", edits=edits)
+    idle = {"zero3_save_16bit_model": (True, "true"), "deepspeed_moe_layer_cls_names": None}
+    for key, values in idle.items():
+        given = deepspeed.get(key)
+        if stage in (0, 1, 2) and given is not None and (values is None or given in values):
+            path, message = f"{HERE}.{key}", f"without effect at stage {stage}: nothing is gathered there"
+            yield finding("DS132", path, message, fix="leave it out", edits=take_out(path))
     clipping = deepspeed.get("gradient_clipping")
     if isinstance(clipping, (int, float)) and not isinstance(clipping, bool) and clipping == 0:
         message = "accelerate leaves 0 out of what it hands on, and DeepSpeed then clips at 1.0"
