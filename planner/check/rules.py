@@ -85,9 +85,7 @@ RULES = {
     "DS129": Rule(title="sequence parallelism that cannot run"),
     "DS130": Rule(title="the machines cannot find one another", bites="engine init"),
     "DS131": Rule(title="a key without effect in FSDP 2", severity=WARNING, bites="silently"),
-    "DS132": Rule(
-        title="a key without effect at this ZeRO stage or with this launcher", severity=WARNING, bites="silently"
-    ),
+    "DS132": Rule(title="a key without effect at this ZeRO stage or launcher", severity=WARNING, bites="silently"),
     "DS133": Rule(title="accumulation that the file leaves to accelerate", severity=INFO, bites="silently"),
     "DS201": Rule(title="plan.json does not have the form of a plan document"),
     "DS202": Rule(title="what trains is not what plan.json says", bites="silently"),
@@ -115,6 +113,7 @@ RULES = {
     "DS322": Rule(title="a training argument of the wrong type", bites="engine init"),
     "DS323": Rule(title="a DeepSpeed file that no argument names", severity=WARNING, bites="silently"),
     "DS324": Rule(title="a line of the script that lost its command", bites="launch"),
+    "DS325": Rule(title="a flag that the launcher does not know", bites="launch"),
     "DS401": Rule(title="arithmetic that the GPU does not have", bites="engine init"),
     "DS403": Rule(title="a tensor-parallel group spans nodes", severity=WARNING, bites="silently"),
     "DS404": Rule(title="hpz groups that do not go with the ranks", bites="engine init"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from planner.check.one_file.training_names import BY_KIND, KINDS
+from planner.check.one_run.launcher_rules import _known_flags
 from planner.check.reading.arguments import (
     SWITCHES,
     document_of,
@@ -195,6 +196,10 @@ def test_switches_are_those_of_the_installed_launchers(monkeypatch: pytest.Monke
     }
     assert found - {"h", "help"} == SWITCHES
     assert len(parsers) == 3
+    for launcher, parser in zip(("accelerate", "torchrun", "deepspeed"), parsers, strict=True):
+        options = [option for action in parser._actions for option in action.option_strings]
+        long = {option[2:].replace("-", "_") for option in options if option.startswith("--")}
+        assert set(_known_flags()[launcher]) == long
 
 
 @pytest.mark.transformers

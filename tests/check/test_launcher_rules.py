@@ -55,6 +55,16 @@ LINES: tuple[tuple[str, Severity, str, str, dict[str, Any], str], ...] = (
     ("DS130", E, "$.nnodes", "torchrun --nnodes=1:4 --nproc_per_node 8", {}, "torchrun --nnodes=1 --nproc_per_node 8"),
     ("DS130", W, "$.num_nodes", "deepspeed --num_nodes 2", {}, "deepspeed --num_nodes 2 --hostfile hosts"),
     ("DS311", W, "$.launcher", "python", {}, "srun python"),
+    ("DS325", E, "$.num_gpu_per_node", "deepspeed --num_gpu_per_node 8", {}, "deepspeed --num_gpus 8"),
+    ("DS325", E, "$.nproc_per_nodes", "torchrun --nproc_per_nodes 8", {}, "torchrun --nproc-per-nod 8"),
+    (
+        "DS325",
+        E,
+        "$.num_processses",
+        "accelerate launch --config_file a.yaml --num_processses 8",
+        {},
+        "accelerate launch --config_file a.yaml --num-processes 8",
+    ),
     ("DS319", W, "$.CUDA_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING=1 deepspeed", {}, "CUDA_LAUNCH_BLOCKING=0 deepspeed"),
     ("DS319", W, "$.NCCL_TIMEOUT", "export NCCL_TIMEOUT=3600\ndeepspeed", {}, "export NCCL_DEBUG=INFO\ndeepspeed"),
 )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from planner import toml
 from planner.check.context import Context
 from planner.check.one_file.deepspeed_rules import section
 from planner.check.one_run.run_facts import launch_flag, offload_device, whole
@@ -20,8 +22,9 @@ from planner.check.reading.nodes import Lines
 from planner.check.reading.shell_text import commands
 from planner.check.rules import finding
 from planner.check.together import File, Together
-from planner.errors import one_line
+from planner.errors import nearest, one_line
 from planner.records.problem import Problem, Severity
+from planner.resources import read_table
 
 FLAGS = "$.launcher_flags"
 SELECTING = ("include", "exclude")
@@ -38,6 +41,8 @@ LEFT_OVER = {
     "CUDA_LAUNCH_BLOCKING": "every kernel is waited for: the run is slower, and a hang looks different",
     "NCCL_TIMEOUT": "neither torch nor DeepSpeed nor the Trainer reads it",
 }
+OF_THE_OLD_MODULE = ("use_env",)
+"""Of `python -m torch.distributed.launch`, which is torchrun otherwise."""
 OFF = ("", "0", "false")
 OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
 
@@ -139,6 +144,28 @@ def ranks_come_from_somewhere(together: Together, context: Context) -> Iterator[
         yield finding("DS311", "$.launcher", message, fix=fix, severity=Severity.WARNING, file=launch.name)
 
 
+def launcher_knows_its_flags(together: Together, context: Context) -> Iterator[Problem]:
+    """All three parse with argparse, which takes the beginning of a flag for the flag."""
+    launch = together.launch
+    launcher = str(launch.fields.get("launcher")) if launch is not None else ""
+    known = _known_flags().get(launcher)
+    if launch is None or known is None:
+        return
+    for name in section(launch.fields, "launcher_flags"):
+        if len(name) > 1 and name != REST and not any(one.startswith(name) for one in (*known, *OF_THE_OLD_MODULE)):
+            near = nearest(name, known, limit=1)
+            fix = f"did you mean `--{near[0]}`?" if near else "take it out, or write it behind the script"
+            message = f"`{launcher}` has no flag `--{name}`, and refuses the line"
+            yield finding("DS325", f"{FLAGS}.{name}", message, fix=fix, file=launch.name)
+
+
+@cache
+def _known_flags() -> Mapping[str, tuple[str, ...]]:
+    return {
+        launcher: tuple(text.split()) for launcher, text in toml.loads(read_table("check", "launchers.toml")).items()
+    }
+
+
 def commands_are_whole(together: Together, context: Context) -> Iterator[Problem]:
     """A command that starts with a flag is the rest of the one before."""
     launch = together.launch
@@ -169,4 +196,5 @@ RULES = (
     environment_of_debugging,
     ranks_come_from_somewhere,
     commands_are_whole,
+    launcher_knows_its_flags,
 )
