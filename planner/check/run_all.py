@@ -162,9 +162,14 @@ def _missing(loose: Sequence[Looked]) -> Iterable[Problem]:
     names = [one.name for one in loose]
     for one in loose:
         for named in named_files(one):
-            if named.path != "$" and resolve(named, names) is None:
+            if named.path != "$" and resolve(named, names) is None and not _is_written(one.text, named.name):
                 problem = one.located([_not_there(named)])[0]
                 yield replace(problem, path=LAUNCH_SECTION.sub("$.", problem.path))
+
+
+def _is_written(text: str, name: str) -> bool:
+    """Whether a script writes the file itself, `cat > ds.json << EOF`."""
+    return re.search(rf">\s*[\"']?{re.escape(name)}", text) is not None
 
 
 def _not_there(named: Named) -> Problem:

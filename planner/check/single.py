@@ -7,22 +7,26 @@ script or a file of a plan, and which rules that need no other file does it brea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from planner.check.one_file.accelerate_rules import accelerate_problems
 from planner.check.one_file.arguments_file import arguments_problems
 from planner.check.one_file.deepspeed_rules import deepspeed_problems
 from planner.check.one_file.schema import schema_problems
+from planner.check.one_file.trainer_rules import trainer_problems
 from planner.check.one_file.training_names import NAMES
 from planner.check.one_file.training_rules import training_problems
 from planner.check.one_run.loader_rules import unreported
 from planner.check.reading import arguments
 from planner.check.reading.nodes import Node
-from planner.check.reading.read import Notation, locate, notation_of, parse
+from planner.check.reading.read import Notation, Parsed, locate, notation_of, parse, parse_json
 from planner.check.rules import finding
 from planner.check.together import File, Kind
+from planner.errors import nearest
 from planner.records.problem import Problem, Severity
 
 PLAN_KEYS = {"dsplan_version", "plans"}
@@ -45,6 +49,7 @@ DEEPSPEED_KEYS = frozenset(
         *("amp", "elasticity", "autotuning", "data_types", "comms_logger", "checkpoint", "prescale_gradients"),
     )
 )
+SAYS_WHAT_IT_IS = re.compile(r"(^|[^a-z])(ds|deepspeed|zero[123]?|acc|accelerate|fsdp)([^a-z]|$)")
 SECTIONS = frozenset(("fp16", "bf16", "optimizer", "scheduler", "zero_optimization"))
 
 
@@ -80,10 +85,13 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
     parsed = parse(name, text)
     if kind is None:
         kind = kind_of(name, parsed.document) if parsed.document is not None else _likely_kind(name, text)
+    if kind is Kind.DEEPSPEED and parsed.notation is Notation.YAML:
+        parsed = _as_deepspeed_reads_it(text) or parsed
     problems = [_for_kind(problem, kind) for problem in parsed.problems]
     readable = parsed.document is not None or not problems
     if readable:
         problems += _rules(kind, parsed.document, parsed.notation)
+        problems += _notes(kind, parsed)
     file = File(name=name, kind=kind, text=text, document=parsed.document)
     return Looked(
         name=name,
@@ -94,6 +102,32 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
         roots=(parsed.root,),
         problems=tuple(locate(problems, name, text, parsed.root)),
     )
+
+
+def _as_deepspeed_reads_it(text: str) -> Parsed | None:
+    """JSON under a name of YAML: DeepSpeed, the Trainer and accelerate do not look at the name of a DeepSpeed file."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return parse_json(text)
+
+
+def _notes(kind: Kind, parsed: Parsed) -> list[Problem]:
+    """What the kind itself gives reason to say."""
+    if kind is Kind.DEEPSPEED and parsed.notation is Notation.YAML and parsed.document:
+        message = "DeepSpeed, accelerate and the Trainer read JSON: a YAML has to be loaded by the script itself"
+        return [finding("DS006", "$", message, fix="write JSON")]
+    if kind is Kind.TEXT and not _goes_with_a_plan(parsed.document):
+        message = "none of its keys is one of DeepSpeed, accelerate or the Trainer: nothing was checked"
+        return [finding("DS005", "$", message, fix="leave it out of the check")]
+    return []
+
+
+def _goes_with_a_plan(document: Any) -> bool:
+    """Whether it is a file that dsplan writes beside the configurations: loop_args.json, a JSON Schema."""
+    keys = set(document) if isinstance(document, Mapping) else set()
+    return keys >= LOOP_KEYS or "json-schema.org" in str(document.get("$schema") if keys else "")
 
 
 def _plan_in_order(name: str, text: str) -> Looked | None:
@@ -140,11 +174,14 @@ def kind_of(name: str, document: Any) -> Kind:
         return Kind.PLAN
     if keys & SMOKE_KEYS == SMOKE_KEYS:
         return Kind.SMOKE
-    if keys >= LOOP_KEYS or "json-schema.org" in str(document.get("$schema") if keys else ""):
+    if _goes_with_a_plan(document):
         return Kind.TEXT
     sections = {key for key in keys & SECTIONS if isinstance(document[key], Mapping)}
+    of_accelerate = keys & ACCELERATE_KEYS
+    if isinstance(document, Mapping) and isinstance(document.get("deepspeed_config"), str):
+        of_accelerate -= {"deepspeed_config"}  # a program's own way to name a file
     signs = (
-        (len(keys & ACCELERATE_KEYS), yaml, Kind.ACCELERATE),
+        (len(of_accelerate), yaml, Kind.ACCELERATE),
         (len(keys & DEEPSPEED_KEYS) + len(sections), not yaml, Kind.DEEPSPEED),
         (len(keys & NAMES) - 2 * len(sections), False, Kind.TRAINING),
     )
@@ -153,7 +190,15 @@ def kind_of(name: str, document: Any) -> Kind:
         return kind
     if "training_args" in name.lower() or "training_arguments" in name.lower():
         return Kind.TRAINING
+    if document and not SAYS_WHAT_IT_IS.search(PurePath(name).name.lower()) and not _has_a_slip(keys):
+        return Kind.TEXT
     return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
+
+
+def _has_a_slip(keys: set[Any]) -> bool:
+    """Whether a key is nearly one of DeepSpeed or accelerate."""
+    known = DEEPSPEED_KEYS | SECTIONS | ACCELERATE_KEYS
+    return any(nearest(str(key), known, limit=1) for key in keys)
 
 
 def _likely_kind(name: str, text: str) -> Kind:
@@ -190,6 +235,7 @@ def _rules(kind: Kind, document: Any, notation: Notation = Notation.JSON) -> lis
         problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
     elif kind is Kind.TRAINING and isinstance(document, Mapping):
         problems += arguments_problems(document, converted=notation is Notation.YAML)
+        problems += trainer_problems(document)
         if isinstance(document.get("deepspeed"), Mapping):
             problems += [_inside(problem, "deepspeed") for problem in _rules(Kind.DEEPSPEED, document["deepspeed"])]
     elif kind is Kind.TRAINING:
@@ -222,6 +268,9 @@ def _script(name: str, text: str) -> Looked:
         roots.append(flags)
     kind = files[0].kind if files else Kind.TEXT
     problems = _rules(Kind.TRAINING, files[-1].fields) if flags is not None else []
+    if not files:
+        message = "no line is found here that starts a run: nothing was checked"
+        problems.append(finding("DS005", "$", message, fix="name the script that starts the run"))
     return Looked(
         name=name,
         text=text,

@@ -451,9 +451,10 @@ def test_every_rule_of_several_files_has_a_case() -> None:
     here = {case[2] for case in CASES} | {"DS310", "DS312", "DS123", "DS314", "DS315", *ELSEWHERE}
     arguments = {"DS301", "DS302", "DS303", "DS304", "DS305", "DS306", "DS320", "DS321", "DS322"}
     alone = {"DS320", "DS321", "DS322"}  # test_arguments_file.py
-    line = {"DS313", "DS316", "DS317", "DS318", "DS319", "DS324", "DS325"}  # test_launcher_rules.py
+    line = {"DS313", "DS316", "DS317", "DS318", "DS319", "DS324", "DS325", "DS326"}  # test_launcher_rules.py
     facts = {"DS307", "DS323", "DS419"}  # test_facts.py
-    assert {rule for rule in RULES if rule >= "DS300"} <= here | arguments | alone | line | facts
+    trainer = {"DS308", "DS309"}  # test_trainer_rules.py
+    assert {rule for rule in RULES if rule >= "DS300"} <= here | arguments | alone | line | facts | trainer
 
 
 def test_a_yaml_alone_decides_stage_and_precision() -> None:

@@ -89,6 +89,10 @@ def wraps(name: str) -> dict[str, Any]:
 MACHINES = {"num_machines": 2, "num_processes": 16, "deepspeed_config": {"deepspeed_multinode_launcher": "standard"}}
 SCHEDULE = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 LEAVES = {"zero_stage": 3, "zero3_save_16bit_model": True}
+OFFLOADED = {"deepspeed_config": {**YAML["deepspeed_config"], "offload_optimizer_device": "cpu"}}
+CHECKPOINTED = yaml(
+    {"deepspeed_config": None, "distributed_type": "FSDP", "fsdp_config": {"fsdp_activation_checkpointing": True}}
+)
 E, W = Severity.ERROR, Severity.WARNING
 DEEPSPEED, TRAINER, ACCELERATE = ({"trainer": name} for name in ("deepspeed", "trainer", "accelerate"))
 EIGHT = {"gpus": "8xA100-80G"}
@@ -1144,6 +1148,84 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
         {"training_args": {**ARGUMENTS, "deepspeed": {**AUTO, "zero_optimisation": {"stage": 3}}}},
         {},
         {"training_args": {**ARGUMENTS, "deepspeed": {**AUTO, "zero_optimization": {"stage": 3, GATHER: True}}}},
+    ),
+    (
+        "the best model needs an evaluation with every save",
+        "DS308",
+        E,
+        "training_args#$.load_best_model_at_end",
+        trainer({}, {"load_best_model_at_end": True, "eval_strategy": "epoch"}),
+        {},
+        trainer({}, {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}),
+    ),
+    (
+        "FSDP checkpoints already",
+        "DS308",
+        E,
+        "training_args#$.gradient_checkpointing",
+        {**CHECKPOINTED, "training_args": {**ARGUMENTS, "deepspeed": None, "gradient_checkpointing": True}},
+        {},
+        {**CHECKPOINTED, "training_args": {**ARGUMENTS, "deepspeed": None}},
+    ),
+    (
+        "a schedule with a slip",
+        "DS309",
+        E,
+        "training_args#$.lr_scheduler_type",
+        trainer({}, {"lr_scheduler_type": "cosine_with_restart"}),
+        {},
+        trainer({}, {"lr_scheduler_type": "cosine_with_restarts"}),
+    ),
+    (
+        "the arguments' precision wins over the YAML's",
+        "DS303",
+        E,
+        "accelerate.yaml#$.mixed_precision",
+        yaml({"mixed_precision": "bf16"}, training_args={**ARGUMENTS, "deepspeed": None, "bf16": None, "fp16": True}),
+        {},
+        yaml({"mixed_precision": "fp16"}, training_args={**ARGUMENTS, "deepspeed": None, "bf16": None, "fp16": True}),
+    ),
+    (
+        "and offload in the YAML replaces the optimizer too",
+        "DS307",
+        E,
+        "training_args#$.optim",
+        yaml(OFFLOADED, training_args={**ARGUMENTS, "deepspeed": None, "optim": "adamw_bnb_8bit"}),
+        {},
+        yaml(OFFLOADED, training_args={**ARGUMENTS, "deepspeed": None, "optim": "adamw_torch"}),
+    ),
+    (
+        "an optimizer that nobody has, with the flag too",
+        "DS066",
+        E,
+        "$.optimizer.type",
+        ds({"optimizer": {"type": "DeepSpeed_Adam", "params": {"lr": 1e-5}}, "zero_allow_untested_optimizer": True}),
+        {},
+        ds({"optimizer": {"type": "RAdam", "params": {"lr": 1e-5}}, "zero_allow_untested_optimizer": True}),
+    ),
+    (
+        "steps_per_print is divided by",
+        "DS014",
+        E,
+        "$.steps_per_print",
+        ds({"steps_per_print": "auto"}),
+        DEEPSPEED,
+        ds({"steps_per_print": 10}),
+    ),
+    (
+        "the least number of parameters is of one policy",
+        "DS131",
+        W,
+        "accelerate.yaml#$.fsdp_config.fsdp_min_num_params",
+        yaml({"deepspeed_config": None, "distributed_type": "FSDP", "fsdp_config": {"fsdp_min_num_params": 10**8}}),
+        {},
+        yaml(
+            {
+                "deepspeed_config": None,
+                "distributed_type": "FSDP",
+                "fsdp_config": {"fsdp_min_num_params": 10**8, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"},
+            }
+        ),
     ),
     ("gradient_clipping not given", "DS060", W, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
 )

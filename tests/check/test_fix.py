@@ -256,7 +256,6 @@ MENDED: tuple[tuple[str, str], ...] = (
     ('"zero_optimization": {"stage": 2, "cpu_offload": true}',
      '"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}'),
     ('"zero_optimization": {"stage": 2, "sub_group_size": "auto"}', '"zero_optimization": {"stage": 2}'),
-    ('"fp16": {"enabled": true, "loss_scale": 128}', '"fp16": {"enabled": true, "loss_scale": 0}'),
 )  # fmt: skip
 
 
@@ -271,6 +270,43 @@ def test_each_mechanical_fix_writes_what_the_rule_says(before: str, after: str, 
     assert fixed.texts[path] == expected
     assert fixed.diffs[path].startswith(f"--- a/{path}\n+++ b/{path}\n@@")
     assert Path(path).read_text() == head + before + tail  # nothing is written here
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"train_batch_size": 512, "train_micro_batch_size_per_gpu": 32, "gradient_clipping": 1.0}'),
+        ("ds.json", '{"train_batch_size": 64, "gradient_clipping": 1.0, "fp16": {"enabled": true, "loss_scale": 128}}'),
+        (
+            "ds.json",
+            '{"train_batch_size": 64, "gradient_clipping": 1.0, '
+            '"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": false}}',
+        ),
+        (
+            "acc.yaml",
+            "distributed_type: DEEPSPEED\nnum_processes: 8\n"
+            "deepspeed_config:\n  zero_stage: 3\n  zero3_save_16bit_model: false\n",
+        ),
+    ],
+)
+def test_a_choice_that_somebody_made_is_left_alone(name: str, text: str, tmp_path: Path) -> None:
+    """The accumulation that a total gives, a fixed loss scale, a save that does not gather."""
+    (path,) = write(tmp_path, {name: text})
+    assert fix_paths([path], Context()).texts == {}
+
+
+def test_a_clipping_value_keeps_its_number(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"ds.json": '{"train_micro_batch_size_per_gpu": 2, "max_grad_norm": 0.5}'})
+    assert json.loads(fix_paths([path], Context()).texts[path])["gradient_clipping"] == 0.5
+    filled = '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+    (path,) = write(tmp_path, {"ds.json": filled})
+    assert json.loads(fix_paths([path], Context()).texts[path])["gradient_clipping"] == "auto"
+
+
+def test_a_name_is_mended_to_one_that_can_hold_the_value(tmp_path: Path) -> None:
+    text = "distributed_type: MULTI_GPU\nnum_processes: 8\nmain_training_port: 29500\n"
+    (path,) = write(tmp_path, {"acc.yaml": text})
+    assert "main_process_port: 29500" in fix_paths([path], Context()).texts[path]
 
 
 def test_a_fix_that_would_bring_an_error_is_left_out(tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ LINES: tuple[tuple[str, Severity, str, str, dict[str, Any], str], ...] = (
     ("DS130", E, "$.nnodes", "torchrun --nnodes=1:4 --nproc_per_node 8", {}, "torchrun --nnodes=1 --nproc_per_node 8"),
     ("DS130", W, "$.num_nodes", "deepspeed --num_nodes 2", {}, "deepspeed --num_nodes 2 --hostfile hosts"),
     ("DS311", W, "$.launcher", "python", {}, "srun python"),
+    (
+        "DS316",
+        E,
+        "$.multi_gpu",
+        "accelerate launch --use_deepspeed --multi_gpu",
+        {},
+        "accelerate launch --use_deepspeed",
+    ),
+    (
+        "DS316",
+        E,
+        "$.num_processes",
+        "accelerate launch --multi_gpu --num_processes 1",
+        {},
+        "accelerate launch --multi_gpu --num_processes 2",
+    ),
+    ("DS326", E, "$.script", "accelerate launch --config_file a.yaml python3", {}, "torchrun --no_python python3"),
     ("DS325", E, "$.num_gpu_per_node", "deepspeed --num_gpu_per_node 8", {}, "deepspeed --num_gpus 8"),
     ("DS325", E, "$.nproc_per_nodes", "torchrun --nproc_per_nodes 8", {}, "torchrun --nproc-per-nod 8"),
     (

@@ -88,9 +88,37 @@ def test_an_unreadable_yaml_file_is_one_finding_with_a_line(text: str, line: int
     assert problems[0].line == line
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.json", "3"), ("a.yaml", ""), ("a.yaml", "- 1")])
+@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("ds.json", "3"), ("a.yaml", ""), ("acc.yaml", "- 1")])
 def test_a_document_that_is_no_mapping_is_one_finding(name: str, text: str) -> None:
     assert [problem.rule for problem in check_text(name, text)[1]] == ["DS001"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "3"),
+        ("a.yaml", "- 1"),
+        ("tokenizer_config.json", '{"model_max_length": 2048, "tokenizer_class": "LlamaTokenizer"}'),
+        ("compose.yaml", "services:\n  web:\n    image: nginx\n"),
+        ("hybrid_engine.json", '{"deepspeed_config": "configs/ds_zero3.json", "prompts": 8}'),
+        ("run.sh", "#!/bin/bash\necho hello\n"),
+    ],
+)
+def test_a_file_of_another_program_is_a_note(name: str, text: str) -> None:
+    assert [(problem.rule, problem.severity.value) for problem in check_text(name, text)[1]] == [("DS005", "info")]
+
+
+@pytest.mark.parametrize(("name", "key"), [("ds.json", "nothing_known"), ("a.json", "zero_optimisation")])
+def test_a_name_or_a_slip_tells_what_a_file_is_meant_to_be(name: str, key: str) -> None:
+    assert {problem.rule for problem in check_text(name, json.dumps({key: 1}))[1]} >= {"DS011", "DS020"}
+
+
+def test_a_deepspeed_file_is_json_whatever_its_name() -> None:
+    document = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+    rate = ', "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}'
+    assert check_text("ds.yaml", json.dumps(document)[:-1] + rate)[1] == []
+    found = check_text("ds.yaml", yaml.safe_dump(document))[1]
+    assert [(problem.rule, problem.severity.value) for problem in found] == [("DS006", "warning")]
 
 
 def test_a_key_written_twice_is_shown_at_its_second_place() -> None:

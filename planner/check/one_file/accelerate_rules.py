@@ -207,7 +207,7 @@ def _yaml_alone(config: Mapping[str, Any]) -> Iterator[Problem]:
     if stage == 3 and deepspeed.get("zero3_save_16bit_model") not in (True, "true"):
         path = f"{HERE}.zero3_save_16bit_model"
         message = "with stage 3 saving writes no whole model"
-        edits = write(path, value=True)
+        edits = () if "zero3_save_16bit_model" in deepspeed else write(path, value=True)  # false may be meant
         yield finding("DS045", path, message, fix="set `zero3_save_16bit_model` to true", edits=edits)
     if stage in (0, 1, 2) and deepspeed.get("zero3_init_flag") is True:
         path = f"{HERE}.zero3_init_flag"

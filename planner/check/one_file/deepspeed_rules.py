@@ -101,9 +101,14 @@ def batch_sizes_divide(config: Mapping[str, Any]) -> Iterator[Problem]:
         edits = take_out("$.train_batch_size") if micro is not None else ()
         yield finding("DS021", "$.train_batch_size", message, fix="leave `train_batch_size` out", edits=edits)
     elif micro is not None:
-        message = "the total batch has to be micro-batch x accumulation x all ranks, tensor-parallel ones too"
-        edits = take_out("$.train_batch_size")
-        yield finding("DS022", "$.train_batch_size", message, fix="leave `train_batch_size` out", edits=edits)
+        ranks = "all ranks, tensor-parallel ones too"
+        if (whole := config.get("sequence_parallel_size")) not in (None, 1):
+            ranks = f"the ranks over `sequence_parallel_size` {whole}"
+        message = f"the total batch has to be micro-batch x accumulation x {ranks}"
+        counted = accumulation is not None  # else the total gives it
+        fix = "leave `train_batch_size` out" if counted else "write `gradient_accumulation_steps` in its place"
+        edits = take_out("$.train_batch_size") if counted else ()
+        yield finding("DS022", "$.train_batch_size", message, fix=fix, edits=edits)
 
 
 def one_precision(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -118,8 +123,7 @@ def dynamic_loss_scale(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield finding("DS013", "$.fp16.loss_scale", f"`{scale}` is no loss scale", fix="write 0 for dynamic scaling")
     elif is_on(config, "fp16") and isinstance(scale, (int, float)) and scale != 0:
         message = f"`loss_scale` {scale} is fixed; an overflow then stops the run"
-        edits = write("$.fp16.loss_scale", 0)
-        yield finding("DS031", "$.fp16.loss_scale", message, fix="write 0 for dynamic scaling", edits=edits)
+        yield finding("DS031", "$.fp16.loss_scale", message, fix="write 0 for dynamic scaling")
 
 
 def accumulation_dtype(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -193,7 +197,7 @@ def whole_model_is_saved(config: Mapping[str, Any]) -> Iterator[Problem]:
     reason = "stage 3" if stage_of(config) == 3 else f"tensor parallelism {tp_of(config)}" if tp_of(config) > 1 else ""
     if reason and not any(value in (True, "auto") for value in given):
         message = f"with {reason}, saving writes no whole model"
-        edits = write(f"{ZERO}.{next((name for name in names if name in zero), GATHER)}", value=True)
+        edits = () if given else write(f"{ZERO}.{GATHER}", value=True)  # false may be meant
         yield finding("DS045", f"{ZERO}.{GATHER}", message, fix=f"set `{GATHER}` to true", edits=edits)
 
 

@@ -7,7 +7,8 @@ ignored without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -35,6 +36,8 @@ RARE_SECTIONS = ("$.autotuning", "$.data_efficiency", "$.expert_parallel")
 A_SLIP = 0.8
 """From this likeness a stray key is taken for a misspelt one; what public files call their own lies below."""
 LONG_ENOUGH = 6
+A_FEW = 2
+"""Letters by which a slip differs from the key that stands beside it: `optimiser`, not `eval_micro_batch_size`."""
 RENAMED = {
     ("$.aio", "thread_count"): "`intra_op_parallelism`",
     ("$", "load_universal_checkpoint"): "`checkpoint.load_universal`",
@@ -82,6 +85,18 @@ ONLY_SHOWS = (
     *("tensorboard", "wandb", "csv_monitor", "comet", "comms_logger", "flops_profiler"),
 )
 """What a run prints or logs; without them it trains the same."""
+JSON_TYPES = (
+    (Mapping, ("object",)),
+    (list, ("array",)),
+    (str, ("string",)),
+    (bool, ("boolean",)),
+    (int, ("integer", "number", "boolean")),
+    (float, ("number", "integer")),
+)
+NOTE = re.compile(r"_|//|#|comment", re.IGNORECASE)
+"""How people begin the name of a note in a JSON."""
+GENERAL = ("verbose", "enabled", "device", "type", "params", "dtype", "classes", "names", "path", "debug")
+"""Names of many sections: that one has it does not tell where a stray one belongs."""
 TO_DECIDE = ("amp", "curriculum_learning")
 """Removed blocks whose work something else does now: the run goes on without them, in another way."""
 OLD_ACCELERATE_KEYS = ("ipex_config", "tp_config", "use_parallelism_config")
@@ -112,6 +127,8 @@ def unknown_key(
     `values` is what the file has there, `section` the part of the schema for it, `name` the schema's name.
     """
     place, known = f"{path}.{key}", section.get("properties", {})
+    if NOTE.match(key) and section.get("x-unknown-keys") != "refused" and name == "deepspeed":
+        return finding("DS011", place, "a note; no program reads it", fix="leave it", severity=Severity.INFO)
     if name != "deepspeed":
         return _elsewhere(path, key, values, known, schema, name)
     if key in REMOVED_IN.get(path, ()):
@@ -125,7 +142,8 @@ def unknown_key(
         if stray is not None:
             return stray
     homes = [home for home in sections_with(schema, key) if home != path and not home.startswith(RARE_SECTIONS)]
-    near = nearest(key, known, limit=1)
+    homes = [] if key in GENERAL else homes
+    near = _nearest(key, values.get(key), known)
     if replacement is not None:
         hint = f"write {replacement}"
     elif homes:
@@ -133,12 +151,15 @@ def unknown_key(
     else:
         hint = f"did you mean `{near[0]}`?" if near else "take it out"
     if section.get("x-unknown-keys") == "refused":
-        edits = _edits(path, key, values, replacement, homes, near) or take_out(place)
+        edits = _edits(path, key, values, replacement, homes, near, known) or take_out(place)
         return finding("DS010", place, f"`{path.removeprefix('$.')}` has no key `{key}`", fix=hint, edits=edits)
-    likely_mistake = bool(homes or replacement) or any(_is_almost(key, other) for other in near)
+    is_slip = any(_is_almost(key, one) and (one not in values or _is_slip(key, one)) for one in near)
+    likely_mistake = bool(homes or replacement) or is_slip
     message = f"no program reads `{key}` here, so it has no effect"
     severity = Severity.ERROR if likely_mistake else Severity.WARNING
-    edits = _edits(path, key, values, replacement, homes, near) if likely_mistake else ()
+    if not likely_mistake and near and near[0] in values:
+        hint = "take it out"
+    edits = _edits(path, key, values, replacement, homes, near, known) if likely_mistake else ()
     return finding("DS011", place, message, fix=hint, severity=severity, edits=edits)
 
 
@@ -188,6 +209,7 @@ def _edits(
     replacement: str | None,
     homes: list[str],
     near: Sequence[str],
+    known: Mapping[str, Any],
 ) -> tuple[Edit, ...]:
     """What mends a key without a question left: its right name, its one right place; where that is taken, it goes."""
     place = f"{path}.{key}"
@@ -200,7 +222,33 @@ def _edits(
         return move(place, f"{homes[0]}.{key}") if len(homes) == 1 else ()
     if not near:
         return ()
+    if not _could_hold(known[near[0]], values.get(key)):
+        return ()
     return take_out(place) if near[0] in values else rename(place, near[0])
+
+
+def _nearest(key: str, value: Any, known: Mapping[str, Any]) -> list[str]:
+    """The known key that is most like it, rather one that could hold the value."""
+    near = nearest(key, known, limit=3)
+    return sorted(near, key=lambda name: not _could_hold(known[name], value))[:1]
+
+
+def _could_hold(part: Mapping[str, Any], value: Any) -> bool:
+    options = [one for one in part.get("anyOf", (part,)) if isinstance(one, Mapping)]
+    given = (one.get("type", ()) for one in options)
+    kinds = {kind for one in given for kind in ([one] if isinstance(one, str) else one)}
+    if any("$ref" in one for one in options):
+        kinds.add("object")
+    if not kinds or value in (None, "auto"):
+        return True
+    return bool(kinds & {kind for python, found in JSON_TYPES for kind in found if isinstance(value, python)})
+
+
+def _is_slip(key: str, known: str) -> bool:
+    """Whether it is the beginning of the known key, or a few letters are other ones, left out or added."""
+    blocks = SequenceMatcher(None, key.casefold(), known.casefold()).get_opcodes()
+    apart = sum(max(end - start, stop - begin) for tag, start, end, begin, stop in blocks if tag != "equal")
+    return apart <= A_FEW or known.startswith(key)
 
 
 def _is_almost(key: str, known: str) -> bool:
@@ -228,22 +276,25 @@ def _elsewhere(
     path: str,
     key: str,
     values: Mapping[str, Any],
-    known: Iterable[str],
+    known: Mapping[str, Any],
     schema: Mapping[str, Any],
     name: str,
 ) -> Problem:
-    place, near = f"{path}.{key}", nearest(key, known, limit=1)
+    place, near = f"{path}.{key}", _nearest(key, values.get(key), known)
     hint = f"did you mean `{near[0]}`?" if near else "take it out"
     if name != "accelerate":
         return finding("DS201", place, f"a {name} document has no key `{key}`", fix=hint)
     homes = [home for home in sections_with(schema, key) if home != path]
     slip = bool(near) and _is_almost(key, near[0])
-    edits = _edits(path, key, values, None, [], near) if near else ()
+    edits = _edits(path, key, values, None, [], near, known) if near else ()
     if path == "$.deepspeed_config" and key in RENAMED_IN_YAML:
-        hint, edits = f"write `{RENAMED_IN_YAML[key]}`", _edits(path, key, values, f"`{RENAMED_IN_YAML[key]}`", [], ())
+        hint, edits = (
+            f"write `{RENAMED_IN_YAML[key]}`",
+            _edits(path, key, values, f"`{RENAMED_IN_YAML[key]}`", [], (), known),
+        )
     elif homes and not slip:
         hint = "move it to the top level" if homes[0] == "$" else f"move it to `{homes[0].removeprefix('$.')}`"
-        edits = _edits(path, key, values, None, homes, ())
+        edits = _edits(path, key, values, None, homes, (), known)
     if path == "$":
         edits = take_out(place) if key in OLD_ACCELERATE_KEYS else edits
         return finding("DS110", place, f"accelerate knows no key `{key}`", fix=hint, edits=edits)

@@ -130,6 +130,17 @@ def degrees_that_exclude_each_other(config: Mapping[str, Any]) -> Iterator[Probl
         yield finding("DS128", f"{HERE}.{PREFIX}dp_shard_size", message, fix=fix, bites="engine init")
 
 
+def size_wrap_policy(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """The least number of parameters is of one policy, which is not the default."""
+    block = section(config, "fsdp_config")
+    policy, least = block.get("fsdp_auto_wrap_policy"), block.get("fsdp_min_num_params")
+    if config.get("distributed_type") == "FSDP" and least not in (None, 0) and policy != "SIZE_BASED_WRAP":
+        path = "$.fsdp_config.fsdp_min_num_params"
+        message = f"only SIZE_BASED_WRAP looks at it, not {policy or 'TRANSFORMER_BASED_WRAP, the default'}"
+        fix = "set `fsdp_auto_wrap_policy: SIZE_BASED_WRAP`, or take it out"
+        yield finding("DS131", path, message, fix=fix)
+
+
 def obsolete_fsdp_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
     block = section(config, "fsdp_config")
     if config.get("distributed_type") != "FSDP" or block.get("fsdp_version") not in (2, "2"):
@@ -162,5 +173,6 @@ RULES = (
     sequence_parallel_keys,
     degrees_that_exclude_each_other,
     obsolete_fsdp_keys,
+    size_wrap_policy,
     unused_section,
 )

@@ -23,6 +23,8 @@ from planner.errors import one_line
 from planner.records.problem import Problem, Severity
 from planner.resources import read_text
 
+IDLE_WHEN_OFF = ("autotuning", "data_efficiency", "flops_profiler", "expert_parallel")
+"""Plain sections of DeepSpeed of which nothing but `enabled` is looked at while it is false."""
 VALUE_RULE = {"deepspeed": "DS013", "accelerate": "DS112"}  # DS201 for our own documents
 
 
@@ -34,7 +36,24 @@ def schema_problems(document: Any, schema_name: str) -> list[Problem]:
         refused = refusals(document, schema) if schema_name == "deepspeed" else launch_refusals(document)
     broken_rules = violations(schema, document)
     problems = [p for broken in broken_rules for p in _problems_of(broken, schema_name, schema, refused, document)]
+    if schema_name == "deepspeed":
+        problems = [_milder(problem) if _is_idle(document, problem) else problem for problem in problems]
     return sorted(problems, key=lambda problem: (problem.path, problem.rule, problem.message))
+
+
+def _is_idle(document: Any, problem: Problem) -> bool:
+    """Whether the fault stands in a section that is not looked at: switched off, or aio without NVMe."""
+    if problem.severity is not Severity.ERROR or problem.bites not in ("silently", "engine init", "first step"):
+        return False
+    name = problem.path.removeprefix("$.").partition(".")[0]
+    block = document.get(name) if isinstance(document, Mapping) else None
+    if name == "aio":
+        return '"nvme"' not in json.dumps(document.get("zero_optimization"), default=str)
+    return name in IDLE_WHEN_OFF and isinstance(block, Mapping) and block.get("enabled", False) is False
+
+
+def _milder(problem: Problem) -> Problem:
+    return replace(problem, severity=Severity.WARNING, bites="silently")
 
 
 @cache
@@ -68,6 +87,8 @@ def _problems_of(
         place = f"{path}.{keys[0]}"
         if schema_name != "deepspeed" or place in refused:
             yield finding("DS003", place, message, fix="leave one of them")
+    elif schema_name == "deepspeed" and broken.value == "auto" and path == "$.steps_per_print":
+        return  # accelerate writes infinity over it; who does not read through it is told by reader_rules
     elif schema_name == "deepspeed" and broken.value == "auto" and path not in refused and not _is_switch(broken):
         yield _unresolved_auto(path)
     else:

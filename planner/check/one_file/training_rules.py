@@ -5,6 +5,7 @@ In: the document. Out: Problems. Answers: will the optimizer and the scheduler b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,12 +72,16 @@ def optimizer_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
     path, name = "$.optimizer.type", kind.lower()
     if name in GONE:
         yield finding("DS066", path, f"DeepSpeed has removed `{kind}`", fix="use AdamW")
+    elif name not in OWN and kind not in TORCH_OPTIMIZERS:
+        alike = {one.lower(): one for one in (*OWN, *TORCH_OPTIMIZERS)}
+        plain = re.sub(r"deepspeed|cpu|fused|torch|hf|[_.\W]", "", name)
+        near = [alike[plain]] if plain in alike else [alike[one] for one in nearest(name, alike, limit=1)]
+        fix = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(TESTED)}, or a class of torch.optim"
+        message = f"neither DeepSpeed nor torch.optim has an optimizer `{kind}`"
+        yield finding("DS066", path, message, fix=fix, edits=write(path, near[0]) if near else ())
     elif stage_of(config) > 0 and name not in TESTED and not config.get("zero_allow_untested_optimizer"):
-        alike = [other for other in OWN if other.startswith("mu") == name.startswith("mu")]  # sgd is not musgd
-        near = nearest(name, alike, limit=1)
-        slip = near and name not in OWN and kind not in TORCH_OPTIMIZERS
-        fix = f"did you mean `{near[0]}`?" if slip else "set `zero_allow_untested_optimizer` to true"
-        edits = write(path, near[0]) if slip else write("$.zero_allow_untested_optimizer", value=True)
+        fix = "set `zero_allow_untested_optimizer` to true"
+        edits = write("$.zero_allow_untested_optimizer", value=True)
         yield finding("DS066", path, f"ZeRO refuses `{kind}` as untested", fix=fix, edits=edits)
 
 
@@ -166,8 +171,7 @@ def optimizer_parameters(config: Mapping[str, Any]) -> Iterator[Problem]:
     if params.get("torch_adam") is True and device_of(config, "offload_optimizer") != "none":
         message = "torch's AdamW steps the offloaded states, several times slower than DeepSpeed's CPU Adam"
         here, warning = f"{path}.torch_adam", Severity.WARNING
-        fix, edits = "leave it out", take_out(f"{path}.torch_adam")
-        yield finding("DS062", here, message, fix=fix, severity=warning, bites="silently", edits=edits)
+        yield finding("DS062", here, message, fix="leave it out", severity=warning, bites="silently")
 
 
 def scheduler_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -184,7 +188,8 @@ def scheduler_is_known(config: Mapping[str, Any]) -> Iterator[Problem]:
 def clipping(config: Mapping[str, Any]) -> Iterator[Problem]:
     if "gradient_clipping" not in config:
         message = "not given: DeepSpeed clips at 1.0, whatever the Trainer's `max_grad_norm` says"
-        edits = write("$.gradient_clipping", 1.0)
+        filled = any(config.get(key) == "auto" for key in ("train_micro_batch_size_per_gpu", "train_batch_size"))
+        edits = write("$.gradient_clipping", "auto" if filled else 1.0) if "max_grad_norm" not in config else ()
         yield finding("DS060", "$.gradient_clipping", message, fix="add it", edits=edits)
     if section(config, "zero_optimization").get("compute_grad_norm") is False and config.get("gradient_clipping", 1.0):
         path = f"{ZERO}.compute_grad_norm"

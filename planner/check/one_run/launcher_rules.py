@@ -47,6 +47,31 @@ OFF = ("", "0", "false")
 OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
 
 
+def flags_of_accelerate_go_together(together: Together, context: Context) -> Iterator[Problem]:
+    launch, flags = _started_by(together, "accelerate")
+    kinds = [name for name in ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu", "tpu") if flags.get(name) is True]
+    if launch is not None and len(kinds) > 1:
+        message = f"`--{kinds[0]}` beside `--{kinds[1]}`: accelerate takes one of them and raises ValueError"
+        path, fix = f"{FLAGS}.{kinds[1]}", f"leave `--{kinds[1]}` out"
+        yield finding("DS316", path, message, fix=fix, bites="launch", file=launch.name)
+    if launch is not None and kinds == ["multi_gpu"] and whole(flags.get("num_processes")) == 1:
+        message = "`--multi_gpu` with one process: accelerate wants at least two and raises ValueError"
+        path, fix = f"{FLAGS}.num_processes", "write the number of GPUs, or leave `--multi_gpu` out"
+        yield finding("DS316", path, message, fix=fix, bites="launch", file=launch.name)
+
+
+def script_is_one(together: Together, context: Context) -> Iterator[Problem]:
+    """The launchers put `python -u` before the script themselves."""
+    launch = together.launch
+    launcher = launch.fields.get("launcher") if launch is not None else None
+    if launch is None or launcher not in ONLY_ITS_OWN or launch_flag(together, "no_python") is not None:
+        return
+    program = str(launch.fields.get("script", "")).rpartition("/")[2]
+    if re.fullmatch(r"python[\d.]*|bash|sh", program):
+        message = f"`{launcher}` starts Python itself: it runs `python {program} ...`, and there is no such script"
+        yield finding("DS326", "$.script", message, fix=f"leave `{program}` out", file=launch.name)
+
+
 def flags_go_together(together: Together, context: Context) -> Iterator[Problem]:
     launch, flags = _started_by(together, "deepspeed")
     if launch is None:
@@ -58,9 +83,12 @@ def flags_go_together(together: Together, context: Context) -> Iterator[Problem]
         path, fix = f"{FLAGS}.{counting[0]}", "leave one of them out"
         yield finding("DS316", path, message, fix=fix, bites="launch", file=launch.name)
     narrowed = selecting or [name for name in counting if name == "num_gpus" or (whole(flags[name]) or 0) > 1]
-    if "CUDA_VISIBLE_DEVICES" in section(launch.fields, "environment") and narrowed and "hostfile" not in flags:
+    shown = str(section(launch.fields, "environment").get("CUDA_VISIBLE_DEVICES", ""))
+    first = [str(n) for n in range(len(shown.split(",")))]
+    the_same = shown.split(",") == first and whole(flags.get("num_gpus")) == len(first)
+    if shown and narrowed and "hostfile" not in flags and not the_same:
         message = f"the launcher does not look at it beside `--{narrowed[0]}`, and takes the first GPUs of the machine"
-        path, fix = "$.environment.CUDA_VISIBLE_DEVICES", "write `--include localhost:0,1`, and leave both out"
+        path, fix = "$.environment.CUDA_VISIBLE_DEVICES", f"write `--include localhost:{shown}`, and leave both out"
         warning = Severity.WARNING
         yield finding("DS316", path, message, fix=fix, severity=warning, bites="silently", file=launch.name)
 
@@ -188,6 +216,8 @@ def _started_by(together: Together, launcher: str) -> tuple[File | None, Mapping
 
 
 RULES = (
+    flags_of_accelerate_go_together,
+    script_is_one,
     flags_go_together,
     flags_stand_before_the_script,
     processes_are_as_many_as_gpus,

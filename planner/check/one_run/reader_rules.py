@@ -58,7 +58,10 @@ DEEPSPEEDS_OWN = (
     *(f"$.expert_parallel.{key}" for key in ("top_k", "routed_scaling_factor")),
 )
 """Here "auto" is a value of DeepSpeed itself, its default; accelerate refuses it all the same."""
-WHEN_PLAIN = {**dict.fromkeys(BATCH, "config"), "$.gradient_clipping": "first step"}
+WHEN_PLAIN = {
+    **dict.fromkeys(BATCH, "config"),
+    **dict.fromkeys(("$.gradient_clipping", "$.steps_per_print"), "first step"),
+}
 
 
 def autos(value: Any, path: str = "$") -> Iterator[str]:
@@ -100,6 +103,8 @@ def _plain(path: str, file: str) -> Problem:
         message = 'nothing fills `"auto"` when the script calls deepspeed.initialize: TypeError when the file is read'
     elif path == "$.gradient_clipping":
         message = 'nothing fills `"auto"`: the comparison with the gradient norm raises TypeError'
+    elif path == "$.steps_per_print":
+        message = 'nothing fills `"auto"`: the steps are divided by it, TypeError'
     elif path.startswith(("$.optimizer", "$.scheduler")):
         message = 'nothing fills `"auto"`: the text goes to the constructor, which refuses it'
     elif path.endswith(".enabled"):

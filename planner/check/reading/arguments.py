@@ -35,6 +35,8 @@ SWITCHES = frozenset(SWITCHES_TEXT.split())
 # Said by many scripts, so no sign of the Trainer by themselves.
 COMMON = frozenset(("seed", "local_rank", "deepspeed", "output_dir", "learning_rate", "weight_decay", "fp16", "bf16"))
 CONFIG_NAME = re.compile(r"\S+\.(?:json|ya?ml)\b", re.IGNORECASE)
+NAMES_A_LAUNCHER = re.compile(r"--[\w-]*(launcher|backend|engine|strategy|accelerator)[\w-]*|--deepspeed")
+"""A flag whose value is the name of a launcher, not the launcher: `run --launcher torchrun`."""
 REST = "$"
 """The name under which words of a script are kept that may hold any flag: `"$@"`, `$EXTRA_ARGS`."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -128,7 +130,7 @@ def _weight(tree: Node) -> tuple[bool, int]:
 def _launch_of(words: list[Word]) -> Node | None:
     for at, word in enumerate(words):
         name = word.value.rpartition("/")[2]
-        if name in LAUNCHERS and not (at and words[at - 1].value.startswith("--")):
+        if name in LAUNCHERS and not (at and NAMES_A_LAUNCHER.fullmatch(words[at - 1].value)):
             return _split_launch(name, words[at:])
         quoted = word.end - word.start > len(word.value)
         if quoted and re.search(r"\s(launch|--\w+)\s", word.value):  # srun bash -c "torchrun ..."
@@ -155,7 +157,7 @@ def _split_launch(name: str, words: list[Word]) -> Node | None:
         if at + 1 < len(words) and words[at].value == "-m" and words[at + 1].value in MODULES:
             launcher, at = MODULES[words[at + 1].value], at + 2
     first = at
-    while at < len(words) and not _is_script(words, first, at):
+    while at < len(words) and not _is_script(words, first, at, for_python=launcher == "python"):
         at += 1
     module = at < len(words) and words[at].value in ("-m", "--module")
     script = words[at + module] if at + module < len(words) else None
@@ -170,10 +172,10 @@ def _split_launch(name: str, words: list[Word]) -> Node | None:
     return Node(start=words[0].start, end=end, form=Form.MAPPING, entries=tuple(entries))
 
 
-def _is_script(words: list[Word], first: int, at: int) -> bool:
+def _is_script(words: list[Word], first: int, at: int, *, for_python: bool) -> bool:
     """Whether the launcher's flags end here: a file of Python, `-m`, or a word that no flag before it takes."""
     word = words[at]
-    if word.value.endswith(".py") or word.value in ("-m", "--module"):
+    if word.value.endswith(".py") or (for_python and word.value in ("-m", "--module")):
         return True
     if word.value.startswith("-"):
         return False

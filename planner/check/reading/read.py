@@ -47,7 +47,7 @@ class Parsed:
 
 def parse(name: str, text: str) -> Parsed:
     """A JSON or YAML text, told apart by what it looks like, then by its name."""
-    return _parse_yaml(text) if notation_of(name, text) is Notation.YAML else _parse_json(text)
+    return _parse_yaml(text) if notation_of(name, text) is Notation.YAML else parse_json(text)
 
 
 def notation_of(name: str, text: str) -> Notation:
@@ -87,7 +87,8 @@ def _at(problem: Problem, text: str, offset: int) -> Problem:
     return replace(problem, line=line, column=column)
 
 
-def _parse_json(text: str) -> Parsed:
+def parse_json(text: str) -> Parsed:
+    """A text that DeepSpeed gets, whatever its name."""
     strict: Any = None
     refused: json.JSONDecodeError | None = None
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 PIECE = re.compile(
     r"(?P<blank>(?:[ \t]|\\\r?\n)+)|(?P<end>(?:\r?\n|&&|\|\||[;|&])+)|(?P<paren>[()])"
-    r"|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|(?P<run>\$\([^()]*\)|`[^`]*`)|\\(?P<escape>.)"
+    r"|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|(?P<run>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`)|\\(?P<escape>.)"
     r"|(?P<word>[^\s'\"\\;|&()`$]+|\$\{[^}]*\}|\$\w+|\$.?)",
     re.DOTALL,
 )
