@@ -1227,6 +1227,24 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
             }
         ),
     ),
+    (
+        "bf16 under deepspeed_config says what mixed_precision says",
+        "DS111",
+        W,
+        "accelerate.yaml#$.deepspeed_config.bf16",
+        yaml({"mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 2, "bf16": {"enabled": True}}}),
+        {},
+        yaml({"mixed_precision": "bf16"}),
+    ),
+    (
+        "and what mixed_precision does not say it does not say either",
+        "DS111",
+        E,
+        "accelerate.yaml#$.deepspeed_config.bf16",
+        yaml({"mixed_precision": "no", "deepspeed_config": {"zero_stage": 2, "bf16": {"enabled": True}}}),
+        {},
+        yaml({"mixed_precision": "bf16"}),
+    ),
     ("gradient_clipping not given", "DS060", W, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
 )
 

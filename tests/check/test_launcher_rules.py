@@ -133,6 +133,18 @@ def test_a_line_that_lost_its_command(tmp_path: Path, lines: list[str], at: int)
     assert "DS324" not in {one[0] for one in found(tmp_path, whole)}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'case "$1" in\n  --ds-config) DS=$2 ;;\n  -h|--help)\n    exit ;;\nesac\ntorchrun train.py',
+        "cat << EOF\nUsage: run.sh\n  --help  shows this\nEOF\ntorchrun train.py",
+        "deepspeed --launcher_args '--world_info \"{}\"' --no_local_rank train.py",
+    ],
+)
+def test_flags_that_are_no_lost_lines(tmp_path: Path, text: str) -> None:
+    assert not {"DS324", "DS325"} & {one[0] for one in found(tmp_path, text)}
+
+
 def test_cpu_adam_gets_threads(tmp_path: Path) -> None:
     line = f"torchrun --nproc_per_node 8 {REST}"
     assert ("DS318", W, "$.launcher") in found(tmp_path, line, OFFLOADED)

@@ -38,7 +38,20 @@ def schema_problems(document: Any, schema_name: str) -> list[Problem]:
     problems = [p for broken in broken_rules for p in _problems_of(broken, schema_name, schema, refused, document)]
     if schema_name == "deepspeed":
         problems = [_milder(problem) if _is_idle(document, problem) else problem for problem in problems]
+    elif schema_name == "accelerate":
+        problems = [_milder(problem) if _changes_nothing(document, problem) else problem for problem in problems]
     return sorted(problems, key=lambda problem: (problem.path, problem.rule, problem.message))
+
+
+def _changes_nothing(document: Any, problem: Problem) -> bool:
+    """Whether a key that nobody reads asks for what is in force anyway, or for speed only."""
+    if problem.rule != "DS111" or not isinstance(document, Mapping):
+        return False
+    block, _, key = problem.path.removeprefix("$.").partition(".")
+    if key in ("bf16", "fp16") and document.get("mixed_precision") == key:
+        value = document[block].get(key)
+        return (value.get("enabled") if isinstance(value, Mapping) else value) in (True, "auto")
+    return key == "fsdp_backward_prefetch_policy"
 
 
 def _is_idle(document: Any, problem: Problem) -> bool:

@@ -44,6 +44,9 @@ LEFT_OVER = {
 OF_THE_OLD_MODULE = ("use_env",)
 """Of `python -m torch.distributed.launch`, which is torchrun otherwise."""
 OFF = ("", "0", "false")
+LOST = re.compile(r"--?[A-Za-z][\w-]*(?![\w-]*\s*[)|])")
+"""A flag where a command should be; `--help)` is a pattern of `case`."""
+HERE_DOCUMENT = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\1\s*$", re.DOTALL | re.MULTILINE)
 OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
 
 
@@ -197,9 +200,11 @@ def _known_flags() -> Mapping[str, tuple[str, ...]]:
 def commands_are_whole(together: Together, context: Context) -> Iterator[Problem]:
     """A command that starts with a flag is the rest of the one before."""
     launch = together.launch
+    written = [range(*match.span(2)) for match in HERE_DOCUMENT.finditer(launch.text)] if launch is not None else []
     for command in commands(launch.text)[1:] if launch is not None else ():
         word = command[0]
-        if launch is not None and re.match(r"--?[A-Za-z]", launch.text[word.start : word.end]):
+        is_text = any(word.start in lines for lines in written)
+        if launch is not None and not is_text and LOST.match(launch.text, word.start):
             message = f"the shell takes `{one_line(word.value)}` for a command: the line before does not go on"
             fix = "end the line before with a backslash and nothing behind it, and take comments out of the command"
             problem = finding("DS324", "$.script", message, fix=fix, file=launch.name)

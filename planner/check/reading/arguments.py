@@ -224,12 +224,14 @@ def _is_open(word: Word) -> bool:
 
 
 def _is_value(word: Word) -> bool:
-    return not word.value.startswith("--") and (not word.value.startswith("-") or bool(NUMBER.match(word.value)))
+    """Whether a word is the value of the flag before: a flag in quotes is one, `--launcher_args '--cpu 4'`."""
+    quoted = word.end - word.start > len(word.value) and " " in word.value
+    return quoted or not word.value.startswith("-") or bool(NUMBER.match(word.value))
 
 
 def _flag(name: str, word: Word, values: list[Word]) -> Entry:
     if not values:
-        negated = name.startswith("no_") and name.removeprefix("no_") in NAMES
+        negated = name.startswith("no_") and name.removeprefix("no_") in NAMES and name not in SWITCHES
         name = name.removeprefix("no_") if negated else name
         return Entry(name=name, start=word.start, end=word.end, node=_scalar(word, not negated))
     items = [
