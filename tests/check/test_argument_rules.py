@@ -198,7 +198,8 @@ def test_the_yaml_and_the_arguments_agree_where_the_worker_takes_them(monkeypatc
             given["deepspeed"], document = "ds_config.json", {"zero_optimization": {"stage": 2}}
         said = worker(yaml, given, monkeypatch)
         run = together(document, given, yaml)
-        errors = [p for rule in ("DS303", "DS120") for p in found(rule, run) if p.severity is Severity.ERROR]
+        problems = [p for rule in ("DS303", "DS120") for p in found(rule, run) if p.bites != "silently"]
+        errors = [p for p in problems if p.severity is Severity.ERROR]
         assert bool(errors) == bool(said), (yaml, given, said, errors)
         refused += bool(said)
     assert pairs / 4 < refused < pairs

@@ -22,6 +22,7 @@ from planner.check.one_run import (
     reach_rules,
     reader_rules,
     slurm_rules,
+    trainer_rules,
 )
 from planner.check.one_run.run_facts import reader_of
 from planner.check.together import Rule, Together
@@ -43,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     *reach_rules.RULES,
     *optimizer_rules.RULES,
     *argument_rules.RULES,
+    *trainer_rules.RULES,
     *launch_rules.RULES,
     *launcher_rules.RULES,
     *slurm_rules.RULES,

@@ -18,11 +18,15 @@ from planner.check.one_run.run_facts import (
     argument,
     argument_is_on,
     argument_is_told,
+    deepspeed_yaml,
+    launch_flag,
     lone_yaml,
+    named_file,
     number,
     ranks_of,
     reader_of,
     whole,
+    yaml_of,
 )
 from planner.check.rules import finding
 from planner.check.together import File, Together
@@ -232,10 +236,31 @@ def yaml_equals_arguments(together: Together, context: Context) -> Iterator[Prob
 
 _no_clipping = ("gradient_clipping", 0)
 
+
+def precision_of_the_yaml(together: Together, context: Context) -> Iterator[Problem]:
+    """The Trainer hands accelerate the arguments' own precision, whatever the launcher was told, without a word."""
+    yaml = yaml_of(together)
+    if yaml is None or together.training is None or reader_of(together, context) is not Reader.TRAINER:
+        return
+    if named_file(yaml.fields) is not None or launch_flag(together, "mixed_precision") is not None:
+        return
+    if argument(together, "deepspeed") and deepspeed_yaml(together) is not None:
+        return  # refused: DS120
+    mixed = yaml.fields.get("mixed_precision")
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(mixed) if isinstance(mixed, str) else None
+    if other and argument_is_on(together, other) and not argument_is_on(together, str(mixed)):
+        message = f"`{mixed}` here, and the arguments switch `{other}` on: the run is in {other}"
+        edits = (Edit(kind=EditKind.SET, path="$.mixed_precision", value=other),)
+        fix = f"write {other} here, or set `{mixed}` in the arguments"
+        path, name = "$.mixed_precision", yaml.name
+        yield finding("DS303", path, message, fix=fix, bites="silently", file=name, edits=edits)
+
+
 RULES = (
     file_equals_arguments,
     fixed_total_of_steps,
     total_is_a_multiple,
     clipping_reaches_deepspeed,
     yaml_equals_arguments,
+    precision_of_the_yaml,
 )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.check.context import Context, Reader
-from planner.check.one_file.deepspeed_rules import device_of, section, stage_of
-from planner.check.one_run.run_facts import argument, number, reader_of
+from planner.check.one_file.deepspeed_rules import section, stage_of
+from planner.check.one_run.run_facts import argument, number, offload_device, reader_of, zero_stage
 from planner.check.reading.arguments import is_word
 from planner.check.rules import finding
 from planner.check.together import Together
@@ -57,17 +57,25 @@ def optimizer_of_the_file(together: Together, context: Context) -> Iterator[Prob
         return
     name = together.training.name if together.training else ""
     built = section(file.fields, "optimizer").get("type")
-    if isinstance(built, str):
-        if wanted not in SAME_OPTIMIZER.get(built.lower(), (wanted,)):
-            message = f"the DeepSpeed file's `{built}` runs: `optim` {wanted} is not looked at"
-            fix = "take `optimizer` out of the DeepSpeed file, or `optim` out of the arguments"
-            edits = (Edit(kind=EditKind.REMOVE, path="$.optim"),)
-            alike = Severity.WARNING if "adam" in built.lower() and "adamw" in wanted else None  # other states only
-            yield finding("DS307", "$.optim", message, fix=fix, severity=alike, file=name, edits=edits)
+    if isinstance(built, str) and wanted not in SAME_OPTIMIZER.get(built.lower(), (wanted,)):
+        message = f"the DeepSpeed file's `{built}` runs: `optim` {wanted} is not looked at"
+        fix = "take `optimizer` out of the DeepSpeed file, or `optim` out of the arguments"
+        edits = (Edit(kind=EditKind.REMOVE, path="$.optim"),)
+        alike = Severity.WARNING if "adam" in built.lower() and "adamw" in wanted else None  # other states only
+        yield finding("DS307", "$.optim", message, fix=fix, severity=alike, file=name, edits=edits)
+
+
+def optimizer_under_offload(together: Together, context: Context) -> Iterator[Problem]:
+    """Where no file names an optimizer; the offload may stand in the DeepSpeed file or in the YAML."""
+    wanted, file = argument(together, "optim"), together.deepspeed
+    if reader_of(together, context) is not Reader.TRAINER or not is_word(wanted):
         return
-    offloaded = stage_of(file.fields) > 0 and device_of(file.fields, "offload_optimizer") != "none"
-    forced = file.fields.get("zero_force_ds_cpu_optimizer", True) is not False
-    if offloaded and forced and wanted not in KEPT_BY_ACCELERATE:
+    fields = file.fields if file is not None else {}
+    stage, device = zero_stage(together), offload_device(together, "offload_optimizer")
+    if "optimizer" in fields or stage is None or device is None or fields.get("zero_force_ds_cpu_optimizer") is False:
+        return
+    name = together.training.name if together.training else ""
+    if stage.value > 0 and device.value != "none" and wanted not in KEPT_BY_ACCELERATE:
         message = f"under offload accelerate makes DeepSpeed's CPU Adam of `optim` {wanted}, without AdamW's decay"
         edits = (Edit(kind=EditKind.SET, path="$.optim", value="adamw_torch"),)
         fix = "write adamw_torch, or no offload"
@@ -127,6 +135,7 @@ def learning_rates_differ(together: Together, context: Context) -> Iterator[Prob
 RULES = (
     schedule_of_the_file,
     optimizer_of_the_file,
+    optimizer_under_offload,
     offloaded_client_optimizer,
     no_optimizer_at_all,
     learning_rates_differ,
