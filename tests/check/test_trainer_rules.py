@@ -464,6 +464,23 @@ def test_the_installed_trainer_refuses_the_same_under_fsdp(tmp_path: Path) -> No
         assert name.rpartition("_")[2] in said
 
 
+@pytest.mark.parametrize(
+    ("launcher", "script", "paths"),
+    [
+        ("--use_fsdp --fsdp_activation_checkpointing true", "--gradient_checkpointing", ["$.gradient_checkpointing"]),
+        ("--use_fsdp --fsdp_activation_checkpointing $AC", "--gradient_checkpointing", []),
+        ("--use_fsdp --fsdp_version 2", "--save_only_model", ["$.save_only_model"]),
+        ("--use_fsdp --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT", "--save_only_model", []),
+        ("--use_fsdp", "--save_only_model", []),
+        ("--fsdp_version 2", "--save_only_model", []),
+    ],
+)
+def test_flags_of_the_launcher_set_fsdp_up_too(launcher: str, script: str, paths: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "launch.sh"
+    path.write_text(f"accelerate launch {launcher} train.py --max_steps 5 --learning_rate 1e-5 --bf16 {script}\n")
+    assert [p.path for p in check(path).findings if p.rule in OURS] == paths
+
+
 LOW_RANK = {"optim": "galore_adamw_layerwise", "optim_target_modules": ["attn"]}
 
 
