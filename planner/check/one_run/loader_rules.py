@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from planner.check.context import Context, Reader
@@ -90,7 +91,10 @@ def sections_looked_into(together: Together, context: Context) -> Iterator[Probl
     for path in LOOKED_INTO:
         value = _value_at(file.fields, path)
         if value is not None and not isinstance(value, (Mapping, bool) if path == ZERO else Mapping):
-            yield _refused(file.fields, path, "a section is needed", "accelerate", file=file.name)
+            later = path == "$.scheduler.params" and reader_of(together, context) is Reader.ACCELERATE
+            who = "the engine" if later else "accelerate"
+            problem = _refused(file.fields, path, "a section is needed", who, file=file.name)
+            yield replace(problem, bites="engine init") if later else problem
     if BATCH[2] in file.fields and file.fields[BATCH[2]] is None:
         message, path = "accelerate multiplies with it, and null is no number", f"$.{BATCH[2]}"
         fix = "write a number, or leave the key out"
