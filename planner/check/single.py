@@ -16,6 +16,7 @@ from typing import Any
 from planner.check.one_file.accelerate_rules import accelerate_problems
 from planner.check.one_file.arguments_file import arguments_problems
 from planner.check.one_file.deepspeed_rules import deepspeed_problems
+from planner.check.one_file.rare_sections import rare_problems
 from planner.check.one_file.schema import schema_problems
 from planner.check.one_file.trainer_rules import trainer_problems
 from planner.check.one_file.training_names import NAMES
@@ -229,6 +230,7 @@ def _rules(kind: Kind, document: Any, notation: Notation = Notation.JSON) -> lis
     if kind is Kind.DEEPSPEED:
         problems += deepspeed_problems(document)
         problems += training_problems(document) if isinstance(document, Mapping) else []
+        problems += rare_problems(document) if isinstance(document, Mapping) else []
         problems += unreported(document, problems, kind) if isinstance(document, Mapping) else []
     elif kind is Kind.ACCELERATE:
         problems += accelerate_problems(document)

@@ -183,11 +183,11 @@ BASES: tuple[dict[str, Any], ...] = (
         "gradient_clipping": 1.0,
         "bfloat16": {"enabled": True},
         "sequence_parallel_size": 1,
-        "data_parallel_size": 1,
+        "data_parallel_size": 4,
         "expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": "mixtral"},
         "zero_optimization": {
             "stage": 1,
-            "cpu_offload": False,
+            "cpu_offload": True,
             "zenflow": {
                 "topk_ratio": 0.1,
                 "select_strategy": "auto",
@@ -199,7 +199,7 @@ BASES: tuple[dict[str, Any], ...] = (
             "compute_grad_norm": True,
         },
         "datastates_ckpt": {"host_cache_size": 16},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": False}},
         "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-6, "cycle_max_lr": 1e-5}},
     },
     {"train_batch_size": 8, "zero_optimization": True, "fp16": {"enabled": False, "loss_scale": 128}},
