@@ -126,6 +126,12 @@ CASES: tuple[tuple[dict[str, Any], str, str, dict[str, Any]], ...] = (
         "$.optimizer.params.betas",
         {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95]}}},
     ),
+    (
+        {"optimizer": {"type": "RMSprop", "params": {"alpa": 0.9}}, "zero_allow_untested_optimizer": True},
+        "DS062",
+        "$.optimizer.params.alpa",
+        {"optimizer": {"type": "RMSprop", "params": {"alpha": 0.9}}, "zero_allow_untested_optimizer": True},
+    ),
     (scheduled("CosineAnnealingLR"), "DS063", "$.scheduler.params.T_max", scheduled("CosineAnnealingLR", T_max=9)),
     (
         scheduled("StepLR", step_size=3, gama=0.5),

@@ -25,6 +25,10 @@ TORCH_SCHEDULERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "PolynomialLR": ((), ("total_iters", "power")),
     "CosineAnnealingLR": (("T_max",), ("eta_min",)),
     "CosineAnnealingWarmRestarts": (("T_0",), ("T_mult", "eta_min")),
+    "ReduceLROnPlateau": (
+        (),
+        ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lr", "eps"),
+    ),
 }
 """What the constructors need and what else they take, beside `last_epoch`; a test compares them with torch's."""
 TWO_BETAS = ("adam", "adamw", "lion", "lamb", "adamax", "nadam", "radam", "sparseadam")
@@ -233,7 +237,7 @@ def torch_scheduler_can_start(config: Mapping[str, Any]) -> Iterator[Problem]:
         if key not in params:
             yield finding("DS063", f"$.scheduler.params.{key}", f"`{kind}` needs `{key}`", fix="add it")
     for key in params:
-        if key not in (*needed, *others, "last_epoch"):
+        if key not in (*needed, *others, *(() if kind == "ReduceLROnPlateau" else ("last_epoch",))):
             near = nearest(str(key), (*needed, *others), limit=1)
             fix = f"did you mean `{near[0]}`?" if near else "take it out"
             yield finding("DS063", f"$.scheduler.params.{key}", f"`{kind}` has no parameter `{key}`", fix=fix)

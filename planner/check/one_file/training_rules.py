@@ -27,6 +27,7 @@ GONE = ("onebitadam", "zerooneadam", "onebitlamb")
 TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Of Adam and AdamW: the engine takes these before it calls the constructor."""
 ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+OF_TORCH = ("foreach", "maximize", "differentiable", "capturable")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "FusedAdam": (*ADAM, "bias_correction", "set_grad_none"),
     "DeepSpeedCPUAdam": (*ADAM, "bias_correction"),
@@ -43,12 +44,24 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
         *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable", "fused"),
     ),
     "torch.optim.Adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"),
+    "torch.optim.RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", *OF_TORCH),
+    "torch.optim.Rprop": ("lr", "etas", "step_sizes", *OF_TORCH),
+    "torch.optim.Adadelta": ("lr", "rho", "eps", "weight_decay", *OF_TORCH),
+    "torch.optim.ASGD": ("lr", "lambd", "alpha", "t0", "weight_decay", *OF_TORCH),
+    "torch.optim.Adamax": ("lr", "betas", "eps", "weight_decay", *OF_TORCH),
+    "torch.optim.NAdam": (
+        *("lr", "betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay", *OF_TORCH),
+    ),
+    "torch.optim.RAdam": ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", *OF_TORCH),
 }
 """What the constructors take; a test compares them with the installed ones."""
 ON_THE_GPU = {"adam": "FusedAdam", "adamw": "FusedAdam", "lion": "FusedLion", "adagrad": "torch.optim.Adagrad"}
 ON_THE_CPU = {"adam": "CPUAdam", "adamw": "CPUAdam", "lion": "CPULion", "adagrad": "CPUAdagrad"}
 WITHOUT_AMSGRAD = ("FusedAdam", "DeepSpeedCPUAdam", "FusedLamb")
-ELSEWHERE = {"lamb": "FusedLamb", "sgd": "torch.optim.SGD", "adafactor": "torch.optim.Adafactor"}
+ELSEWHERE = {
+    "lamb": "FusedLamb",
+    **{name.rpartition(".")[2].lower(): name for name in PARAMETERS if name.startswith("torch.optim.")},
+}
 SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 COSINE_PARAMETERS = (
     "total_num_steps",
