@@ -290,3 +290,31 @@ def test_torch_refuses_an_optimizer_that_wraps_one() -> None:
         assert not issubclass(kind, torch.optim.Optimizer)
         with pytest.raises(TypeError, match="is not an Optimizer"):
             torch.optim.lr_scheduler.StepLR(kind.__new__(kind), step_size=3)
+
+
+@pytest.mark.deepspeed
+def test_deepcompile_offloads_one_thing() -> None:
+    init_z3 = pytest.importorskip("deepspeed.compile.init_z3").init_z3
+    config = pytest.importorskip("deepspeed.compile.config").CompileConfig
+    for keys, offloaded in (
+        ({"offload_opt_states": True}, True),
+        ({"offload_activation": True, "offload_parameters": True}, False),
+        ({"offload_activation": True, "offload_opt_states": True}, False),
+    ):
+        engine = SimpleNamespace(zero_use_cpu_optimizer=lambda offloaded=offloaded: offloaded)
+        with pytest.raises(ValueError, match="cannot be combined"):
+            init_z3(engine, "inductor", config(deepcompile=True, **keys), {})
+        change = compiled(zero={"offload_optimizer": CPU} if offloaded else None, **keys)
+        assert any(p.rule == "DS079" for p in found(change))
+
+
+@pytest.mark.deepspeed
+def test_accelerate_sets_the_boundary_that_deepspeed_then_refuses() -> None:
+    wrapper = pytest.importorskip("accelerate.utils.deepspeed").DeepSpeedEngineWrapper
+    engine_class = pytest.importorskip("deepspeed.runtime.engine").DeepSpeedEngine
+    engine = SimpleNamespace(managed_gradient_accumulation=lambda: False)
+    engine.set_gradient_accumulation_boundary = lambda is_boundary: engine_class.set_gradient_accumulation_boundary(
+        engine, is_boundary
+    )
+    with pytest.raises(AssertionError, match="managed_gradient_accumulation=False"):
+        wrapper(engine).backward(None)
