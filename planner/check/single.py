@@ -191,7 +191,7 @@ def kind_of(name: str, document: Any) -> Kind:
         return kind
     if "training_args" in name.lower() or "training_arguments" in name.lower():
         return Kind.TRAINING
-    if document and not SAYS_WHAT_IT_IS.search(PurePath(name).name.lower()) and not _has_a_slip(keys):
+    if document and not SAYS_WHAT_IT_IS.search(PurePath(name).name.lower()) and not _has_a_slip(keys - ACCELERATE_KEYS):
         return Kind.TEXT
     return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
 
