@@ -275,6 +275,10 @@ def test_each_mechanical_fix_writes_what_the_rule_says(before: str, after: str, 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        (
+            "ds.json",
+            '{"train_batch_size": 64, "gradient_clipping": 1.0, "zero_stage": 3, "zero_optimization": {"stage": 2}}',
+        ),
         ("ds.json", '{"train_batch_size": 512, "train_micro_batch_size_per_gpu": 32, "gradient_clipping": 1.0}'),
         ("ds.json", '{"train_batch_size": 64, "gradient_clipping": 1.0, "fp16": {"enabled": true, "loss_scale": 128}}'),
         (

@@ -187,7 +187,7 @@ def _yaml_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
             f"{HERE}.offload_optimizer_device",
             f"stage {stage} keeps the states in host memory, not on NVMe",
         )
-        yield finding("DS125", path, message, fix="use stage 3, or write cpu", edits=write(path, "cpu"))
+        yield finding("DS125", path, message, fix="use stage 3, or write cpu")
     for part, device in (("optimizer", optimizer), ("param", params)):
         if device == "nvme" and stage == 3 and deepspeed.get(f"offload_{part}_nvme_path") in (None, "none"):
             message = "the YAML has no way to say where: DeepSpeed gets `none` for a path"

@@ -149,7 +149,7 @@ def offload_goes_with_stage(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = f"stage {stage} keeps the states in host memory: it only asks whether the device is not `none`"
         path = f"{ZERO}.offload_optimizer.device"
         fix = "use stage 3, or write `cpu` and have the host memory for it"
-        yield finding("DS047", path, message, fix=fix, edits=write(path, "cpu"))
+        yield finding("DS047", path, message, fix=fix)
 
 
 def nvme_has_a_path(config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -174,7 +174,9 @@ def _stray(key: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> Pro
     if home is not None:
         top = home.partition(".")[0]
         to_build = top not in values and top in ("optimizer", "scheduler")  # they need a type too
-        edits = take_out(place) if _holds(values, home) else () if to_build else move(place, f"$.{home}")
+        there = _value_at(values, home)
+        edits = () if to_build or there not in (None, inside) else move(place, f"$.{home}")
+        edits = take_out(place) if there is not None and there == inside else edits
         changes_nothing = inside in (False, None, "none")
         severity = warning if changes_nothing else None
         return finding("DS011", place, message, fix=f"write `{home}`", severity=severity, edits=edits)
@@ -193,13 +195,12 @@ def _stray(key: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> Pro
     return None
 
 
-def _holds(values: Mapping[str, Any], home: str) -> bool:
+def _value_at(values: Mapping[str, Any], home: str) -> Any:
+    """What the document holds at a path like `zero_optimization.stage`; None where there is nothing."""
     inner: Any = values
     for part in home.split("."):
-        if not isinstance(inner, Mapping) or part not in inner:
-            return False
-        inner = inner[part]
-    return True
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    return inner
 
 
 def _edits(
