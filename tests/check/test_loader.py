@@ -15,7 +15,7 @@ from planner.check.loader import refusals
 from planner.check.loader.kept import outcome_of
 from planner.check.loader.launching import launch_refusals
 from planner.check.loader.typed import resolved
-from planner.check.one_file.keys import REMOVED_IN
+from planner.check.one_file.key_names import REMOVED_IN
 from planner.check.one_file.schema import load_schema
 from planner.records.problem import Severity
 
