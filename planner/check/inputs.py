@@ -117,7 +117,7 @@ def _expanded(text: str) -> list[Path]:
     matching = [Path(name) for name in found if Path(name).is_file()] or [Path(name) for name in found]
     if not matching:
         raise PlannerError(f"no file matches `{one_line(text)}`", hint="put the pattern in quotes, or name the files")
-    return matching
+    return [path for path in matching if path.is_dir() or _is_configuration(path)] or matching
 
 
 def _plan_files(folder: Path) -> dict[str, str]:

@@ -7,51 +7,25 @@ script or a file of a plan, and which rules that need no other file does it brea
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
+from planner.check.kinds import goes_with_a_plan, is_deepspeed, kind_of, likely_kind
 from planner.check.one_file.accelerate_rules import accelerate_problems
-from planner.check.one_file.arguments_file import arguments_problems
+from planner.check.one_file.arguments_file import OWN_TRAINERS, arguments_problems
 from planner.check.one_file.deepspeed_rules import deepspeed_problems
 from planner.check.one_file.rare_sections import rare_problems
 from planner.check.one_file.schema import schema_problems
 from planner.check.one_file.trainer_rules import trainer_problems
-from planner.check.one_file.training_names import NAMES
 from planner.check.one_file.training_rules import training_problems
 from planner.check.one_run.loader_rules import unreported
 from planner.check.reading import arguments
 from planner.check.reading.nodes import Node
-from planner.check.reading.read import Notation, Parsed, locate, notation_of, parse, parse_json
+from planner.check.reading.read import Notation, Parsed, locate, parse, parse_json
 from planner.check.rules import finding
 from planner.check.together import File, Kind
-from planner.errors import nearest
 from planner.records.problem import Problem, Severity
-
-PLAN_KEYS = {"dsplan_version", "plans"}
-SMOKE_KEYS = {"passed", "checks"}
-LOOP_KEYS = {"epochs", "warmup_share"}  # loop_args.json of a plan, which only its train.py reads
-# Keys that only one kind of file has at its top level.
-ACCELERATE_KEYS = frozenset(
-    (
-        *("compute_environment", "distributed_type", "deepspeed_config", "mixed_precision", "num_machines"),
-        *("num_processes", "machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
-        *("rdzv_backend", "same_network", "gpu_ids", "downcast_bf16", "dynamo_config", "megatron_lm_config"),
-        *("tpu_use_cluster", "tpu_use_sudo", "tpu_env", "enable_cpu_affinity", "mpirun_config", "fp8_config"),
-    )
-)
-DEEPSPEED_KEYS = frozenset(
-    (
-        *("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "gradient_clipping"),
-        *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "activation_checkpointing"),
-        *("optimizer", "scheduler", "tensor_parallel", "flops_profiler", "aio", "communication_data_type"),
-        *("amp", "elasticity", "autotuning", "data_types", "comms_logger", "checkpoint", "prescale_gradients"),
-    )
-)
-SAYS_WHAT_IT_IS = re.compile(r"(^|[^a-z])(ds|deepspeed|zero[123]?|acc|accelerate|fsdp)([^a-z]|$)")
-SECTIONS = frozenset(("fp16", "bf16", "optimizer", "scheduler", "zero_optimization"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +59,7 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
         return plan
     parsed = parse(name, text)
     if kind is None:
-        kind = kind_of(name, parsed.document) if parsed.document is not None else _likely_kind(name, text)
+        kind = kind_of(name, parsed.document) if parsed.document is not None else likely_kind(name, text)
     if kind is Kind.DEEPSPEED and parsed.notation is Notation.YAML:
         parsed = _as_deepspeed_reads_it(text) or parsed
     problems = [_for_kind(problem, kind) for problem in parsed.problems]
@@ -93,6 +67,7 @@ def look_at(name: str, text: str, kind: Kind | None = None) -> Looked:
     if readable:
         problems += _rules(kind, parsed.document, parsed.notation)
         problems += _notes(kind, parsed)
+        problems = _of_arguments(problems, parsed.document) if kind is Kind.TRAINING else problems
     file = File(name=name, kind=kind, text=text, document=parsed.document)
     return Looked(
         name=name,
@@ -119,16 +94,24 @@ def _notes(kind: Kind, parsed: Parsed) -> list[Problem]:
     if kind is Kind.DEEPSPEED and parsed.notation is Notation.YAML and parsed.document:
         message = "DeepSpeed, accelerate and the Trainer read JSON: a YAML has to be loaded by the script itself"
         return [finding("DS006", "$", message, fix="write JSON")]
-    if kind is Kind.TEXT and not _goes_with_a_plan(parsed.document):
+    if kind is Kind.TEXT and not goes_with_a_plan(parsed.document):
         message = "none of its keys is one of DeepSpeed, accelerate or the Trainer: nothing was checked"
         return [finding("DS005", "$", message, fix="leave it out of the check")]
     return []
 
 
-def _goes_with_a_plan(document: Any) -> bool:
-    """Whether it is a file that dsplan writes beside the configurations: loop_args.json, a JSON Schema."""
-    keys = set(document) if isinstance(document, Mapping) else set()
-    return keys >= LOOP_KEYS or "json-schema.org" in str(document.get("$schema") if keys else "")
+def _of_arguments(problems: list[Problem], document: Any) -> list[Problem]:
+    """One finding for a number that YAML 1.1 reads as text, none where the program that reads it makes it a number."""
+    converts = isinstance(document, Mapping) and bool(set(document) & OWN_TRAINERS)
+    numbers = {
+        one.path for one in problems if one.rule == "DS004" and any(_is_number(edit.value) for edit in one.edits)
+    }
+    dropped = ("DS004", "DS322") if converts else ("DS322",)
+    return [one for one in problems if one.path not in numbers or one.rule not in dropped]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _plan_in_order(name: str, text: str) -> Looked | None:
@@ -167,49 +150,6 @@ def check_text(name: str, text: str, kind: str = "") -> tuple[Any, list[Problem]
     return looked.files[0].document if looked.files else None, list(looked.problems)
 
 
-def kind_of(name: str, document: Any) -> Kind:
-    """What a JSON or YAML file is: told by its keys, since names vary; by the name where no key tells."""
-    yaml = notation_of(name, "") is Notation.YAML and name.lower().endswith((".yaml", ".yml"))
-    keys = set(document) if isinstance(document, Mapping) else set()
-    if keys & PLAN_KEYS == PLAN_KEYS:
-        return Kind.PLAN
-    if keys & SMOKE_KEYS == SMOKE_KEYS:
-        return Kind.SMOKE
-    if _goes_with_a_plan(document):
-        return Kind.TEXT
-    sections = {key for key in keys & SECTIONS if isinstance(document[key], Mapping)}
-    of_accelerate = keys & ACCELERATE_KEYS
-    if isinstance(document, Mapping) and isinstance(document.get("deepspeed_config"), str):
-        of_accelerate -= {"deepspeed_config"}  # a program's own way to name a file
-    signs = (
-        (len(of_accelerate), yaml, Kind.ACCELERATE),
-        (len(keys & DEEPSPEED_KEYS) + len(sections), not yaml, Kind.DEEPSPEED),
-        (len(keys & NAMES) - 2 * len(sections), False, Kind.TRAINING),
-    )
-    most, _, kind = max(signs, key=lambda sign: sign[:2])
-    if most > 0:
-        return kind
-    if "training_args" in name.lower() or "training_arguments" in name.lower():
-        return Kind.TRAINING
-    if document and not SAYS_WHAT_IT_IS.search(PurePath(name).name.lower()) and not _has_a_slip(keys - ACCELERATE_KEYS):
-        return Kind.TEXT
-    return Kind.ACCELERATE if yaml or notation_of(name, "") is Notation.YAML else Kind.DEEPSPEED
-
-
-def _has_a_slip(keys: set[Any]) -> bool:
-    """Whether a key is nearly one of DeepSpeed or accelerate."""
-    known = DEEPSPEED_KEYS | SECTIONS | ACCELERATE_KEYS
-    return any(nearest(str(key), known, limit=1) for key in keys)
-
-
-def _likely_kind(name: str, text: str) -> Kind:
-    """What a text that cannot be read was meant to be: the keys that occur in it tell."""
-    deepspeed, accelerate = (sum(key in text for key in keys) for keys in (DEEPSPEED_KEYS, ACCELERATE_KEYS))
-    if deepspeed != accelerate:
-        return Kind.DEEPSPEED if deepspeed > accelerate else Kind.ACCELERATE
-    return Kind.ACCELERATE if notation_of(name, text) is Notation.YAML else Kind.DEEPSPEED
-
-
 def _for_kind(problem: Problem, kind: Kind) -> Problem:
     """Only the DeepSpeed file is ever read by DeepSpeed; every other JSON goes to Python's own reader."""
     if kind is Kind.DEEPSPEED:
@@ -238,7 +178,7 @@ def _rules(kind: Kind, document: Any, notation: Notation = Notation.JSON) -> lis
     elif kind is Kind.TRAINING and isinstance(document, Mapping):
         problems += arguments_problems(document, converted=notation is Notation.YAML)
         problems += trainer_problems(document)
-        if isinstance(document.get("deepspeed"), Mapping):
+        if is_deepspeed(document.get("deepspeed")):
             problems += [_inside(problem, "deepspeed") for problem in _rules(Kind.DEEPSPEED, document["deepspeed"])]
     elif kind is Kind.TRAINING:
         problems.append(finding("DS001", "$", "TrainingArguments are names with values", fix="write one mapping"))

@@ -22,6 +22,17 @@ def found(fields: dict[str, Any], name: str = "args.json") -> list[tuple[str, st
 
 
 @pytest.mark.parametrize(
+    ("more", "rules"),
+    [("", ["DS004"]), ("finetuning_type: lora\n", []), ("base_model: x\n", [])],
+)
+def test_a_number_with_an_exponent_is_one_finding_and_none_where_the_reader_converts(
+    more: str, rules: list[str]
+) -> None:
+    text = f"per_device_train_batch_size: 2\nlearning_rate: 1e-5\noutput_dir: x\n{more}"
+    assert [problem.rule for problem in check_text("args.yaml", text)[1]] == rules
+
+
+@pytest.mark.parametrize(
     ("fields", "rule", "severity"),
     [
         ({"evaluation_strategy": "steps"}, "DS320", "warning"),
@@ -53,7 +64,7 @@ def test_a_text_in_yaml_is_a_warning(tmp_path: Path) -> None:
         "output_dir: o\nmax_steps: 5\nper_device_train_batch_size: 1\nlearning_rate: 5e-5\n"
     )
     result = check(tmp_path / "a.yaml")
-    assert [(p.rule, p.severity.value) for p in result.findings] == [("DS004", "warning"), ("DS322", "warning")]
+    assert [(p.rule, p.severity.value) for p in result.findings] == [("DS004", "warning")]
     fixed = fix_paths([str(tmp_path / "a.yaml")], context_of())
     assert fixed.result.findings == ()
 

@@ -1327,6 +1327,33 @@ FACTS: tuple[tuple[str, str, Severity, str, dict[str, Any], dict[str, Any], dict
         {},
         ds({"scheduler": {"type": "WarmupLR", "params": {}}}),
     ),
+    (
+        "a configuration in the arguments needs a key of DeepSpeed",
+        "DS020",
+        E,
+        "training_args#$.deepspeed.train_micro_batch_size_per_gpu",
+        {"training_args": {**ARGUMENTS, "deepspeed": {"zero_optimization": {"stage": 2}}}},
+        {},
+        {"training_args": {**ARGUMENTS, "deepspeed": {"config_path": "ds.json"}}},
+    ),
+    (
+        "torchrun counts the GPUs of one machine",
+        "DS112",
+        E,
+        "accelerate.yaml#$.num_processes",
+        yaml({**MACHINES, "num_processes": "auto", "distributed_type": "MULTI_GPU", "deepspeed_config": None}),
+        {},
+        yaml({"num_processes": 8, "distributed_type": "MULTI_GPU", "deepspeed_config": None}),
+    ),
+    (
+        "a key that says what is so anyway",
+        "DS111",
+        W,
+        "accelerate.yaml#$.fsdp_config.fsdp_limit_all_gathers",
+        yaml({"deepspeed_config": None, "distributed_type": "FSDP", "fsdp_config": {"fsdp_limit_all_gathers": True}}),
+        {},
+        yaml({"deepspeed_config": None, "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}}),
+    ),
     ("gradient_clipping not given", "DS060", W, "$.gradient_clipping", ds({"gradient_clipping": None}), {}, ds({})),
 )
 

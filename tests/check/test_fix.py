@@ -372,7 +372,7 @@ def test_known_failures_that_can_be_mended_load_afterwards(tmp_path: Path) -> No
         if "accelerate.yaml" in new:
             assert accelerate_refusal(new["accelerate.yaml"]) == "", row["id"]
             loaded["accelerate"] += 1
-    assert fixable >= 38, fixable
+    assert fixable >= 36, fixable  # a pinned total, torch's own AdamW, a gather flag set to false are choices
     assert loaded["deepspeed"] >= 20, loaded
     assert loaded["accelerate"] >= 5, loaded
 

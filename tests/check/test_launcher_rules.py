@@ -138,6 +138,9 @@ def test_a_line_that_lost_its_command(tmp_path: Path, lines: list[str], at: int)
     [
         'case "$1" in\n  --ds-config) DS=$2 ;;\n  -h|--help)\n    exit ;;\nesac\ntorchrun train.py',
         "cat << EOF\nUsage: run.sh\n  --help  shows this\nEOF\ntorchrun train.py",
+        ": '\naccelerate launch --bogus_flag 3 train.py\n'\ntorchrun train.py",
+        'cat << EOF > ds.json\n{"a": "don\'t"}\nEOF\ntorchrun train.py',
+        'L=${L:-"--a ${N} --b 1"}\ntorchrun $L train.py',
         "deepspeed --launcher_args '--world_info \"{}\"' --no_local_rank train.py",
     ],
 )
@@ -183,6 +186,20 @@ MEETING = "--nnodes 2 --nproc_per_node 8 --rdzv-endpoint=$HEAD:29500"
             1,
         ),
         (
+            f"srun torchrun {MEETING} {REST}",
+            8,
+            "$.launcher",
+            f"OPTIONS='--ntasks-per-node=1'\nsrun $OPTIONS torchrun {MEETING} {REST}",
+            8,
+        ),
+        (
+            f"srun torchrun {MEETING} --node_rank $SLURM_NODEID {REST}",
+            1,
+            "$.node_rank",
+            f"srun torchrun --nnodes 1 --nproc_per_node 8 --node_rank $SLURM_NODEID {REST}",
+            1,
+        ),
+        (
             f"srun torchrun {MEETING} --node_rank $SLURM_PROCID {REST}",
             1,
             "$.node_rank",
@@ -205,6 +222,11 @@ def test_what_only_the_shell_knows_is_no_default(tmp_path: Path) -> None:
     sure = found(tmp_path, line, document)
     assert ("DS301", E, "$.optimizer.params.lr") in sure
     assert ("DS301", E, "$.train_micro_batch_size_per_gpu") in sure
+    twice = 'BATCH=2\nif [ "$1" ]; then BATCH=4\nLR=1e-5; fi\n'
+    found_now = found(tmp_path, f"{twice}{line} --learning_rate $LR --per_device_train_batch_size $BATCH", document)
+    assert [one for one in found_now if one[0] in ("DS301", "DS322", "DS309")] == [
+        ("DS301", E, "$.optimizer.params.lr")  # LR is set once, BATCH twice
+    ]
     for more in ('"$@"', "$EXTRA", "${EXTRA[@]}", "--learning_rate $LR --per_device_train_batch_size ${BATCH:-4}"):
         assert "DS301" not in {one[0] for one in found(tmp_path, f"{line} {more}", document)}, more
     told = found(tmp_path, f"{line} --learning_rate 1e-5 $EXTRA", document)

@@ -102,6 +102,11 @@ def test_a_document_that_is_no_mapping_is_one_finding(name: str, text: str) -> N
         ("compose.yaml", "services:\n  web:\n    image: nginx\n"),
         ("hybrid_engine.json", '{"deepspeed_config": "configs/ds_zero3.json", "prompts": 8}'),
         ("run.sh", "#!/bin/bash\necho hello\n"),
+        ("ci.yaml", "name: ci\nenv:\n  A: 1\njobs: {}\n"),
+        ("model.json", '{"model_type": "llama", "vocab_size": 32000, "hidden_size": 1}'),
+        ("adapter_config.json", '{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj"]}'),
+        ("8B_lora.yaml", "optimizer:\n  _component_: torch.optim.AdamW\n  lr: 0.0003\n"),
+        ("lightning.yaml", "optimizer:\n  class_path: torch.optim.Adam\nlr_scheduler: {}\n"),
     ],
 )
 def test_a_file_of_another_program_is_a_note(name: str, text: str) -> None:

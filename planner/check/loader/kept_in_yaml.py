@@ -30,6 +30,8 @@ def outcome_in_yaml(config: Mapping[str, Any], path: str, value: Any) -> Outcome
     if path.endswith(".zero3_save_16bit_model") and str(value).lower() != "true":
         meant = str(value).lower() in TRUE_WORDS
         return _error("silently", "; only true counts here") if meant else _warning("; accelerate reads it as false")
+    if path == "$.num_processes" and value == "auto" and not several and config.get("distributed_type") != "DEEPSPEED":
+        return _warning("; torchrun then counts the GPUs itself")
     if path in COUNTS and not (isinstance(value, (str, bool, float)) and parses(int, value)):
         return _error("launch", "")
     if path.endswith(".deepspeed_multinode_launcher") and several:

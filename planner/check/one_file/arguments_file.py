@@ -13,11 +13,14 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
+from planner.check.one_file.trainer_facts import is_plain
 from planner.check.one_file.training_names import KINDS, NAMES, RENAMED
 from planner.check.reading.arguments import is_told
 from planner.check.rules import finding, rename, write
 from planner.records.problem import Edit, Problem, Severity
 
+OWN_TRAINERS = frozenset(("finetuning_type", "base_model", "sequence_len", "adapter", "dataset_dir", "defaults"))
+"""Keys of LLaMA-Factory, axolotl and Hydra: they read the file, with names and types of their own."""
 SLIP = 0.9
 """Likeness of a name to the one that was meant: `max_step` for `max_steps`."""
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -27,7 +30,9 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 def arguments_problems(arguments: Mapping[str, Any], *, converted: bool = False) -> list[Problem]:
     """Every rule of this module over one set of arguments; `converted`: some readers make numbers of texts, as TRL does
     of a YAML."""
-    found = (problem for name, value in arguments.items() for problem in _of(str(name), value, arguments))
+    found = [problem for name, value in arguments.items() for problem in _of(str(name), value, arguments)]
+    if set(arguments) & OWN_TRAINERS:
+        found = [problem for problem in found if problem.rule != "DS322"]
     return [_milder(problem) if converted and problem.rule == "DS322" else problem for problem in found]
 
 
@@ -40,11 +45,14 @@ def _of(name: str, value: Any, arguments: Mapping[str, Any]) -> Iterator[Problem
     if name in KINDS:
         yield from _type(path, value, KINDS[name])
     elif name in NAMES:
+        if set(arguments) & OWN_TRAINERS:
+            return  # LLaMA-Factory and axolotl have arguments of these names
         new = RENAMED.get(name)
         message = f"transformers 5 has no argument `{name}`: TypeError, or an unknown flag"
-        edits = rename(path, new) if new and new not in arguments else ()
+        plain = is_plain(arguments)
+        edits = rename(path, new) if new and new not in arguments and plain else ()
         yield finding("DS320", path, message, fix=f"write `{new}`" if new else "take it out", edits=edits)
-    else:
+    elif is_plain({key: value for key, value in arguments.items() if key != name}):
         near = max(KINDS, key=lambda known: (SequenceMatcher(None, name, known).ratio(), known))
         if SequenceMatcher(None, name, near).ratio() >= SLIP:
             edits = rename(path, near) if near not in arguments else ()

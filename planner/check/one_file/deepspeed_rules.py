@@ -107,8 +107,7 @@ def batch_sizes_divide(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = f"the total batch has to be micro-batch x accumulation x {ranks}"
         counted = accumulation is not None  # else the total gives it
         fix = "leave `train_batch_size` out" if counted else "write `gradient_accumulation_steps` in its place"
-        edits = take_out("$.train_batch_size") if counted else ()
-        yield finding("DS022", "$.train_batch_size", message, fix=fix, edits=edits)
+        yield finding("DS022", "$.train_batch_size", message, fix=fix)
 
 
 def one_precision(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -140,11 +139,11 @@ def offload_goes_with_stage(config: Mapping[str, Any]) -> Iterator[Problem]:
     if stage < 3 and device_of(config, "offload_param") != "none":
         message = f"`offload_param` does nothing at stage {stage}: the parameters stay on the GPU"
         path = f"{ZERO}.offload_param"
-        yield finding("DS040", path, message, fix="use stage 3, or leave it out", edits=take_out(path))
+        yield finding("DS040", path, message, fix="use stage 3, or leave it out")
     if stage == 0 and device_of(config, "offload_optimizer") != "none":
         message = "nothing is offloaded at stage 0, and the CPU optimizer refuses parameters on the GPU"
         path = f"{ZERO}.offload_optimizer"
-        yield finding("DS041", path, message, fix="use stage 1 or above, or leave it out", edits=take_out(path))
+        yield finding("DS041", path, message, fix="use stage 1 or above, or leave it out")
     if stage in (1, 2) and device_of(config, "offload_optimizer") == "nvme":
         message = f"stage {stage} keeps the states in host memory: it only asks whether the device is not `none`"
         path = f"{ZERO}.offload_optimizer.device"

@@ -75,6 +75,8 @@ NOTE = re.compile(r"_|//|#|comment", re.IGNORECASE)
 """How people begin the name of a note in a JSON."""
 GENERAL = ("verbose", "enabled", "device", "type", "params", "dtype", "classes", "names", "path", "debug")
 """Names of many sections: that one has it does not tell where a stray one belongs."""
+ONLY_IN_JSON = ("seq_parallel_communication_data_type", "communication_data_type", "tensor_parallel", "data_types")
+"""Settings of DeepSpeed that an Accelerate file cannot say."""
 TO_DECIDE = ("amp", "curriculum_learning")
 """Removed blocks whose work something else does now: the run goes on without them, in another way."""
 OLD_ACCELERATE_KEYS = ("ipex_config", "tp_config", "use_parallelism_config")

@@ -18,6 +18,7 @@ from planner.check.one_file.key_names import (
     OF_THE_LAUNCH,
     OF_THE_TRAINER,
     OLD_ACCELERATE_KEYS,
+    ONLY_IN_JSON,
     ONLY_SHOWS,
     RARE_SECTIONS,
     REMOVED,
@@ -84,6 +85,8 @@ def unknown_key(
     likely_mistake = bool(homes or replacement) or is_slip
     message = f"no program reads `{key}` here, so it has no effect"
     severity = Severity.ERROR if likely_mistake else Severity.WARNING
+    if homes and values.get(key) is not None and _default_at(schema, f"{homes[0]}.{key}") == values[key]:
+        severity = Severity.WARNING  # it says what is so anyway
     if not likely_mistake and near and near[0] in values:
         hint = "take it out"
     edits = _edits(path, key, values, replacement, homes, near, known) if likely_mistake else ()
@@ -173,10 +176,14 @@ def _could_hold(part: Mapping[str, Any], value: Any) -> bool:
 
 
 def _is_slip(key: str, known: str) -> bool:
-    """Whether it is the beginning of the known key, or a few letters are other ones, left out or added."""
+    """Whether it is the beginning of the known key, or differs by a few letters."""
+    return letters_apart(key, known) <= A_FEW or known.startswith(key)
+
+
+def letters_apart(key: str, known: str) -> int:
+    """How many letters are other ones, left out or added."""
     blocks = SequenceMatcher(None, key.casefold(), known.casefold()).get_opcodes()
-    apart = sum(max(end - start, stop - begin) for tag, start, end, begin, stop in blocks if tag != "equal")
-    return apart <= A_FEW or known.startswith(key)
+    return sum(max(end - start, stop - begin) for tag, start, end, begin, stop in blocks if tag != "equal")
 
 
 def _is_almost(key: str, known: str) -> bool:
@@ -189,6 +196,15 @@ def sections_with(schema: Mapping[str, Any], key: str) -> list[str]:
     """The paths of the sections that do have this key, shallow ones first."""
     homes = (path for path, properties in _sections(schema, schema, "$") if key in properties)
     return sorted(homes, key=lambda path: (path.count("."), path))
+
+
+def _default_at(schema: Mapping[str, Any], path: str) -> Any:
+    """The default of a key, None where the schema tells none."""
+    home, _, key = path.rpartition(".")
+    found = (
+        properties[key] for place, properties in _sections(schema, schema, "$") if place == home and key in properties
+    )
+    return next((part.get("default") for part in found), None)
 
 
 def _sections(schema: Mapping[str, Any], part: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -229,4 +245,6 @@ def _elsewhere(
     message = f"nothing reads `{key}` in `{path.removeprefix('$.')}`"
     if "$" in homes:
         message = f"accelerate copies `{key}` out of `{path.removeprefix('$.')}` over the one at the top level"
+    if key in ONLY_IN_JSON:
+        return finding("DS111", place, message, fix="write a DeepSpeed file and name it in `deepspeed_config_file`")
     return finding("DS111", place, message, fix=hint, edits=edits or take_out(place))

@@ -25,6 +25,8 @@ from planner.resources import read_text
 
 IDLE_WHEN_OFF = ("autotuning", "data_efficiency", "flops_profiler", "expert_parallel")
 """Plain sections of DeepSpeed of which nothing but `enabled` is looked at while it is false."""
+AS_IT_IS = (("fsdp_cpu_offload", False), ("fsdp_limit_all_gathers", True), ("limit_all_gathers", True))
+"""Keys that accelerate does not read, with the value that it takes anyway."""
 VALUE_RULE = {"deepspeed": "DS013", "accelerate": "DS112"}  # DS201 for our own documents
 
 
@@ -51,7 +53,7 @@ def _changes_nothing(document: Any, problem: Problem) -> bool:
     if key in ("bf16", "fp16") and document.get("mixed_precision") == key:
         value = document[block].get(key)
         return (value.get("enabled") if isinstance(value, Mapping) else value) in (True, "auto")
-    return key == "fsdp_backward_prefetch_policy"
+    return key in ("fsdp_backward_prefetch_policy", "fsdp") or (key, document[block].get(key)) in AS_IT_IS
 
 
 def _is_idle(document: Any, problem: Problem) -> bool:

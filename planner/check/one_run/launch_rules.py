@@ -102,6 +102,8 @@ def flags_instead_of_a_file(together: Together, context: Context) -> Iterator[Pr
     plain = {key: _plain(value) for key, value in flags.items()}
     if not is_told(plain.get("deepspeed_multinode_launcher")):
         plain["deepspeed_multinode_launcher"] = "standard"  # the one that nothing is said of
+    if not is_told(plain.get("main_process_ip")):
+        plain["main_process_ip"] = "told by the shell"
     top = {key: plain[key] for key in (*MULTINODE, "machine_rank") if key in plain}
     document = {**top, "distributed_type": "DEEPSPEED", "deepspeed_config": plain}
     for problem in accelerate_problems(document):

@@ -21,7 +21,8 @@ ONE_A_NODE = ("torchrun", "accelerate")
 SPREADERS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|clush|ssh|parallel-ssh|pssh)\b")
 NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)", re.MULTILINE)
 TASKS = re.compile(r"^#SBATCH\s+--ntasks-per-node[= ](\d+)", re.MULTILINE)
-TASKS_OF_SRUN = re.compile(r"\bsrun\b[^\n]*(?:--ntasks|-n\s)")
+OWN_TASKS = re.compile(r"--ntasks|-n[ \d=]|\$")
+"""Options of srun that may set other tasks, one in a variable too."""
 RANK_FLAGS = ("node_rank", "machine_rank")
 RANK_OF_A_TASK = re.compile(r"\$\{?SLURM_(?:PROCID|NODEID)\}?")
 
@@ -36,7 +37,8 @@ def launcher_starts_once_on_every_node(together: Together, context: Context) -> 
     if nodes is not None and int(nodes[1]) > 1 and not SPREADERS.search(commands):
         message = f"Slurm runs the script on the first of {nodes[1]} nodes only: the others never start"
         yield finding("DS313", "$.launcher", message, fix="put `srun` before it", file=launch.name)
-    if tasks is not None and int(tasks[1]) > 1 and "srun" in commands and not TASKS_OF_SRUN.search(commands):
+    started = re.search(rf"\bsrun\b(.*?)\b{launcher}\b", commands, re.DOTALL)
+    if tasks is not None and int(tasks[1]) > 1 and started and not OWN_TASKS.search(started[1]):
         message = f"`srun` starts `{launcher}` {tasks[1]} times on a node, and each starts a process for every GPU"
         yield finding("DS313", "$.launcher", message, fix="write `#SBATCH --ntasks-per-node=1`", file=launch.name)
 
@@ -45,6 +47,10 @@ def rank_is_expanded_on_its_node(together: Together, context: Context) -> Iterat
     launch = together.launch
     flags = section(launch.fields, "launcher_flags") if launch is not None else {}
     if launch is None or "srun" not in launch.text or flags.get("rdzv_backend") == "c10d":
+        return
+    nodes = NODES.search(launch.text)
+    told = [nodes[1] if nodes else None, flags.get("nnodes"), flags.get("num_machines")]
+    if any(str(number) == "1" for number in told):
         return
     for name in RANK_FLAGS:
         value = flags.get(name)

@@ -13,14 +13,19 @@ from dataclasses import dataclass
 PIECE = re.compile(
     r"(?P<blank>(?:[ \t]|\\\r?\n)+)|(?P<end>(?:\r?\n|&&|\|\||[;|&])+)|(?P<paren>[()])"
     r"|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|(?P<run>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`)|\\(?P<escape>.)"
-    r"|(?P<word>[^\s'\"\\;|&()`$]+|\$\{[^}]*\}|\$\w+|\$.?)",
+    r"|(?P<word>[^\s'\"\\;|&()`$]+|\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$\w+|\$.?)",
     re.DOTALL,
 )
 ESCAPED = re.compile(r"\\([\"\\$`])|\\\r?\n")
 VARIABLE = re.compile(r"\$\{(\w+)(\[@\]|\[\*\])?\}|\$(\w+)|\$\(|`|\$\{")
 ASSIGNMENT = re.compile(r"(\w+)\+?=")
 REDIRECTION = re.compile(r"\d*[<>]")
-BEFORE_A_NAME = ("export", "declare", "local", "readonly", "typeset")
+BEFORE_A_NAME = ("export", "declare", "local", "readonly", "typeset", "then", "else", "do", "{")
+WRITTEN = re.compile(
+    r"(^[ \t]*(?:cat|tee|python3?)\b[^\n]*<<-?[ \t]*[\"']?(\w+)[\"']?[^\n]*\n)(.*?^[ \t]*\2[ \t]*$)",
+    re.DOTALL | re.MULTILINE,
+)
+"""A here-document that is data: a file that the script writes, a message, a program in Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,7 @@ def assignments(text: str) -> dict[str, Word]:
 def _parsed(text: str, variables: dict[str, list[Word]]) -> list[list[Word]]:
     """The commands; what they assign is put into `variables`."""
     found: list[list[Word]] = [[]]
+    text = WRITTEN.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[3]), text)
     at, length = 0, len(text)
     while at < length:
         if text[at] == "#" and (at == 0 or text[at - 1] in " \t\r\n;"):
@@ -69,7 +75,8 @@ def _parsed(text: str, variables: dict[str, list[Word]]) -> list[list[Word]]:
             elif text.startswith("(", at):  # NAME=( word ... )
                 name = words[0].value.partition("=")[0].rstrip("+")
                 variables[name], at = _array(text, at + 1, variables)
-    return [command for command in (_before_redirection(text, words) for words in found) if command]
+    kept = (_before_redirection(text, words) for words in found)
+    return [command for command in kept if command and command[0].value != ":"]  # `: '...'` is a comment
 
 
 def _before_redirection(text: str, words: list[Word]) -> list[Word]:
@@ -155,6 +162,8 @@ def _split(word: str, variables: dict[str, list[Word]]) -> list[Word] | None:
     if not name or name not in variables:
         return None
     words = variables[name]
+    if len(words) == 1 and not words[0].known:
+        return None
     if len(words) == 1 and words[0].known and re.search(r"\s", words[0].value):
         base, inner = words[0].start + 1, words[0].value
         return [
