@@ -45,10 +45,10 @@ KINDS = {name: kind for kind, names in BY_KIND.items() for name in names.split()
 OLD = """
     evaluation_strategy warmup_ratio logging_dir no_cuda overwrite_output_dir group_by_length save_safetensors
     per_gpu_train_batch_size per_gpu_eval_batch_size fp16_backend half_precision_backend fp16_opt_level use_ipex
-    sharded_ddp use_mps_device tpu_num_cores jit_mode_eval include_tokens_per_second include_inputs_for_metrics adafactor
+    use_mps_device tpu_num_cores jit_mode_eval include_tokens_per_second include_inputs_for_metrics adafactor
     push_to_hub_model_id push_to_hub_organization push_to_hub_token dispatch_batches split_batches past_index
     mp_parameters xpu_backend fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap torchdynamo
-    ray_scope
+    ray_scope sharded_ddp
 """
 NAMES = frozenset((*KINDS, *OLD.split()))
 RENAMED = {
