@@ -161,6 +161,8 @@ def _edits(
 def _nearest(key: str, value: Any, known: Mapping[str, Any]) -> list[str]:
     """The known key that is most like it, rather one that could hold the value."""
     near = nearest(key, known, limit=3)
+    if near and near[0].startswith(key):
+        return near[:1]
     return sorted(near, key=lambda name: not _could_hold(known[name], value))[:1]
 
 
@@ -176,8 +178,8 @@ def _could_hold(part: Mapping[str, Any], value: Any) -> bool:
 
 
 def _is_slip(key: str, known: str) -> bool:
-    """Whether it is the beginning of the known key, or differs by a few letters."""
-    return letters_apart(key, known) <= A_FEW or known.startswith(key)
+    """Whether it is a beginning or an end of the known key, or differs by a few letters."""
+    return letters_apart(key, known) <= A_FEW or known.startswith(key) or known.endswith(key)
 
 
 def letters_apart(key: str, known: str) -> int:

@@ -64,7 +64,7 @@ def _is_idle(document: Any, problem: Problem) -> bool:
     block = document.get(name) if isinstance(document, Mapping) else None
     if name == "aio":
         return '"nvme"' not in json.dumps(document.get("zero_optimization"), default=str)
-    return name in IDLE_WHEN_OFF and isinstance(block, Mapping) and block.get("enabled", False) is False
+    return name in IDLE_WHEN_OFF and isinstance(block, Mapping) and block.get("enabled") is False
 
 
 def _milder(problem: Problem) -> Problem:
