@@ -122,6 +122,7 @@ def test_a_flag_after_the_script(tmp_path: Path, line: str, path: str) -> None:
     [
         (["torchrun train.py --bf16 True", "  --deepspeed ds_config.json"], 3),
         (["torchrun train.py \\", "  --bf16 True \\ ", "  --deepspeed ds_config.json"], 4),
+        (["torchrun --nproc_per_node 8 \\ ", "  train.py --deepspeed ds_config.json"], 3),
         (["torchrun train.py \\", "  # --fp16 True \\", "  --deepspeed ds_config.json"], 4),
     ],
 )

@@ -46,6 +46,8 @@ OF_THE_OLD_MODULE = ("use_env",)
 OFF = ("", "0", "false")
 LOST = re.compile(r"--?[A-Za-z][\w-]*(?![\w-]*\s*[)|])")
 """A flag where a command should be; `--help)` is a pattern of `case`."""
+NOT_CONTINUED = re.compile(r"^[ \t]*[^\s#][^\n]*\\[ \t]+\n[ \t]*([^\s#]\S*)", re.MULTILINE)
+"""A backslash with a blank behind it, and the first word of the next line."""
 HERE_DOCUMENT = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\1\s*$", re.DOTALL | re.MULTILINE)
 OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
 
@@ -198,18 +200,22 @@ def _known_flags() -> Mapping[str, tuple[str, ...]]:
 
 
 def commands_are_whole(together: Together, context: Context) -> Iterator[Problem]:
-    """A command that starts with a flag is the rest of the one before."""
+    """A command that starts with a flag is the rest of the one before; so is what follows a backslash and a blank."""
     launch = together.launch
-    written = [range(*match.span(2)) for match in HERE_DOCUMENT.finditer(launch.text)] if launch is not None else []
-    for command in commands(launch.text)[1:] if launch is not None else ():
-        word = command[0]
-        is_text = any(word.start in lines for lines in written)
-        if launch is not None and not is_text and LOST.match(launch.text, word.start):
-            message = f"the shell takes `{one_line(word.value)}` for a command: the line before does not go on"
-            fix = "end the line before with a backslash and nothing behind it, and take comments out of the command"
-            problem = finding("DS324", "$.script", message, fix=fix, file=launch.name)
-            line, column = Lines(launch.text).at(word.start)
-            yield replace(problem, line=line, column=column)
+    if launch is None:
+        return
+    written = [range(*match.span(2)) for match in HERE_DOCUMENT.finditer(launch.text)]
+    lost = [command[0] for command in commands(launch.text)[1:] if LOST.match(launch.text, command[0].start)]
+    places = {word.start: one_line(word.value) for word in lost}
+    places |= {match.start(1): one_line(match[1]) for match in NOT_CONTINUED.finditer(launch.text)}
+    for start in sorted(places):
+        if any(start in lines for lines in written):
+            continue
+        message = f"the shell takes `{places[start]}` for a command: the line before does not go on"
+        fix = "end the line before with a backslash and nothing behind it, and take comments out of the command"
+        line, column = Lines(launch.text).at(start)
+        yield replace(finding("DS324", "$.script", message, fix=fix, file=launch.name), line=line, column=column)
+        return  # the first
 
 
 def _started_by(together: Together, launcher: str) -> tuple[File | None, Mapping[str, Any]]:
