@@ -7,9 +7,10 @@ from the third.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-GLOO_THREADS = 4  # at least as many as torch gives it
+PATIENCE_S = 1.0  # a thread of gloo lets go within milliseconds, on a busy machine later
 
 
 class Phases:
@@ -49,17 +50,18 @@ class Phases:
         integration.initialize_weights_zero3 = fill_uncounted
 
     def leave_out_what_gloo_holds(self) -> None:
-        """Gloo's threads hold the tensor of their last collective until the next one, so while zero.Init builds one
-        parameter after another, earlier ones stay whole, which NCCL's do not: give each thread another collective."""
+        """A thread of gloo lets go of the tensor after it has told that it is done, so while zero.Init builds one
+        parameter after another, earlier ones may stay whole, which NCCL's do not: wait until it has."""
         from torch import distributed
 
         broadcast = distributed.broadcast
 
         def broadcast_and_let_go(tensor: Any, src: Any = None, group: Any = None, *more: Any, **options: Any) -> Any:
+            held = tensor._use_count()
             handle = broadcast(tensor, src, group, *more, **options)
-            if handle is None:
-                for _ in range(GLOO_THREADS):
-                    distributed.barrier(group=group)
+            end = time.monotonic() + PATIENCE_S
+            while handle is None and tensor._use_count() > held and time.monotonic() < end:
+                time.sleep(0.0005)
             return handle
 
         if self.counter is not None:
