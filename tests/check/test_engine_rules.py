@@ -7,18 +7,12 @@ import random
 from typing import Any
 
 import pytest
+from documents import GOOD
 
 from planner.check import check_text
 from planner.check.one_file.training_rules import PARAMETERS
 from planner.records.problem import Problem, Severity
 
-GOOD: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_clipping": 1.0,
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 2},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-}
 ZERO, DATA = "$.zero_optimization", "$.data_types"
 PARTITION = "$.tensor_parallel.partition_config"
 

@@ -10,19 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from documents import GOOD
 
 from planner.check import check_text
 from planner.check.one_file.rare_sections import ADAM_BUFFERS, TORCH_SCHEDULERS, rare_problems
 from planner.check.one_run.rare_rules import FOUND_BY_AUTOEP
 from planner.records.problem import Problem, Severity
 
-GOOD: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_clipping": 1.0,
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 2},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-}
 ZERO, ZENFLOW = "$.zero_optimization", "$.zero_optimization.zenflow"
 STEPS = {"select_strategy": "step", "select_interval": 4, "update_interval": 4}
 CPU = {"device": "cpu"}

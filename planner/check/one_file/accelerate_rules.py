@@ -21,7 +21,7 @@ OWNED_BY_THE_FILE = (
     *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
 )
 HERE = "$.deepspeed_config"
-LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0")
+LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0")  # on every machine it means the machine itself
 STARTED = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
 
 

@@ -32,7 +32,7 @@ def arguments_problems(arguments: Mapping[str, Any], *, converted: bool = False)
     of a YAML."""
     found = [problem for name, value in arguments.items() for problem in _of(str(name), value, arguments)]
     if set(arguments) & OWN_TRAINERS:
-        found = [problem for problem in found if problem.rule != "DS322"]
+        found = [problem for problem in found if problem.rule not in ("DS320", "DS322")]
     return [_milder(problem) if converted and problem.rule == "DS322" else problem for problem in found]
 
 
@@ -45,8 +45,6 @@ def _of(name: str, value: Any, arguments: Mapping[str, Any]) -> Iterator[Problem
     if name in KINDS:
         yield from _type(path, value, KINDS[name])
     elif name in NAMES:
-        if set(arguments) & OWN_TRAINERS:
-            return  # LLaMA-Factory and axolotl have arguments of these names
         new = RENAMED.get(name)
         message = f"transformers 5 has no argument `{name}`: TypeError, or an unknown flag"
         plain = is_plain(arguments)

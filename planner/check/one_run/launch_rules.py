@@ -13,12 +13,13 @@ from pathlib import PurePath
 from typing import Any
 
 from planner.check.context import Context, Reader
-from planner.check.one_file.accelerate_rules import OWNED_BY_THE_FILE, accelerate_problems
+from planner.check.one_file.accelerate_rules import LOOPBACK, OWNED_BY_THE_FILE, accelerate_problems
 from planner.check.one_file.deepspeed_rules import is_on, section
 from planner.check.one_run.run_facts import (
     argument,
     argument_is_on,
     deepspeed_yaml,
+    fsdp_is_argued,
     launch_flag,
     launcher_of,
     named_file,
@@ -50,7 +51,6 @@ IN_THE_FILE = {
 TELL_THE_RANK = ("accelerate", "deepspeed", "torchrun", "torch.distributed.run", "kubernetes", "skypilot", "pdsh")
 SILENT_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "srun", "slurm", "ray", "python", "python3")
 SAME_FOR_FLAGS = ("DS045", "DS122", "DS124", "DS125", "DS130", "DS132", "DS302")
-LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0")  # on the first machine it means the machine itself
 MULTINODE = ("num_machines", "num_processes", "main_process_ip", "main_process_port", "distributed_type")
 
 
@@ -264,9 +264,8 @@ def deepspeed_and_fsdp(together: Together, context: Context) -> Iterator[Problem
     training, yaml = together.training, yaml_of(together)
     if training is None:
         return
-    wants_fsdp = argument(together, "fsdp") not in (None, "", [], False) and is_told(argument(together, "fsdp"))
     has_deepspeed = bool(argument(together, "deepspeed")) or deepspeed_yaml(together) is not None
-    if wants_fsdp and has_deepspeed:
+    if fsdp_is_argued(together) and has_deepspeed:
         yield finding(
             "DS304",
             "$.fsdp",

@@ -19,7 +19,7 @@ from planner.check.one_file.deepspeed_rules import section
 from planner.check.one_run.run_facts import launch_flag, offload_device, whole
 from planner.check.reading.arguments import REST
 from planner.check.reading.nodes import Lines
-from planner.check.reading.shell_text import commands
+from planner.check.reading.shell_text import commands, without_data
 from planner.check.rules import finding
 from planner.check.together import File, Together
 from planner.errors import nearest, one_line
@@ -48,7 +48,6 @@ LOST = re.compile(r"--?[A-Za-z][\w-]*(?![\w-]*\s*[)|])")
 """A flag where a command should be; `--help)` is a pattern of `case`."""
 NOT_CONTINUED = re.compile(r"^[ \t]*[^\s#][^\n]*\\[ \t]+\n[ \t]*([^\s#]\S*)", re.MULTILINE)
 """A backslash with a blank behind it, and the first word of the next line."""
-HERE_DOCUMENT = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\1\s*$", re.DOTALL | re.MULTILINE)
 OTHER_STARTERS = ("srun", "mpirun", "mpiexec", "horovodrun", "ray ")
 
 
@@ -204,18 +203,16 @@ def commands_are_whole(together: Together, context: Context) -> Iterator[Problem
     launch = together.launch
     if launch is None:
         return
-    written = [range(*match.span(2)) for match in HERE_DOCUMENT.finditer(launch.text)]
+    text = without_data(launch.text)
     lost = [command[0] for command in commands(launch.text)[1:] if LOST.match(launch.text, command[0].start)]
     places = {word.start: one_line(word.value) for word in lost}
-    places |= {match.start(1): one_line(match[1]) for match in NOT_CONTINUED.finditer(launch.text)}
-    for start in sorted(places):
-        if any(start in lines for lines in written):
-            continue
+    places |= {match.start(1): one_line(match[1]) for match in NOT_CONTINUED.finditer(text)}
+    if places:
+        start = min(places)
         message = f"the shell takes `{places[start]}` for a command: the line before does not go on"
         fix = "end the line before with a backslash and nothing behind it, and take comments out of the command"
         line, column = Lines(launch.text).at(start)
         yield replace(finding("DS324", "$.script", message, fix=fix, file=launch.name), line=line, column=column)
-        return  # the first
 
 
 def _started_by(together: Together, launcher: str) -> tuple[File | None, Mapping[str, Any]]:

@@ -45,7 +45,7 @@ def has_bf16(context: Context) -> bool | None:
 
 def has_fp16(context: Context) -> bool | None:
     """Whether DeepSpeed takes fp16 on the GPU; None: not known, as for cards of other makers."""
-    capability = capability_of(context.gpu_name or (context.cluster.gpu.name if context.cluster else ""))
+    capability = _capability(context)
     return None if capability is None else capability >= FP16_FROM
 
 
@@ -53,7 +53,7 @@ def gpu_computes_in_precision(together: Together, context: Context) -> Iterator[
     half = half_precision(together)
     if half is None:
         return
-    card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+    card = _card(context)
     if half.value == "bf16" and has_bf16(context) is False:
         instead = "fp16 with `loss_scale` 0" if has_fp16(context) else "fp32"
         message = f"`{card}` has no bf16: DeepSpeed refuses it, or torch emulates it many times slower"
@@ -67,7 +67,7 @@ def gpu_has_tf32(together: Together, context: Context) -> Iterator[Problem]:
     """TF32 came with Ampere, as bf16 did."""
     training = together.training
     if training is not None and argument_is_on(together, "tf32") and has_bf16(context) is False:
-        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        card = _card(context)
         message = f"`{card}` has no TF32: TrainingArguments raises ValueError"
         edits = (Edit(kind=EditKind.REMOVE, path="$.tf32"),)
         yield finding("DS401", "$.tf32", message, fix="leave it out", bites="config", file=training.name, edits=edits)
@@ -77,7 +77,7 @@ def gpu_has_fp8(together: Together, context: Context) -> Iterator[Problem]:
     """FP8 came with Ada and Hopper."""
     yaml, capability = yaml_of(together), _capability(context)
     if yaml is not None and yaml.fields.get("mixed_precision") == "fp8" and capability and capability < FP8_FROM:
-        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        card = _card(context)
         message = f"`{card}` has no fp8: accelerate warns and trains in fp16"
         warning = Severity.WARNING
         yield finding(
@@ -91,7 +91,7 @@ def gpu_has_flash_attention(together: Together, context: Context) -> Iterator[Pr
     if yaml is None or has_bf16(context) is not False:
         return
     if section(yaml.fields, "parallelism_config").get(key) in ("flash_attention_2", "flash_attention_3"):
-        card = context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
+        card = _card(context)
         message = f"`{card}` cannot run FlashAttention 2: it needs Ampere or newer"
         path = f"$.parallelism_config.{key}"
         edits = (Edit(kind=EditKind.SET, path=path, value="sdpa"),)
@@ -99,7 +99,11 @@ def gpu_has_flash_attention(together: Together, context: Context) -> Iterator[Pr
 
 
 def _capability(context: Context) -> tuple[int, int] | None:
-    return capability_of(context.gpu_name or (context.cluster.gpu.name if context.cluster else ""))
+    return capability_of(_card(context))
+
+
+def _card(context: Context) -> str:
+    return context.gpu_name or (context.cluster.gpu.name if context.cluster else "the GPU")
 
 
 def batch_identity(together: Together, context: Context) -> Iterator[Problem]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from planner.check.context import Context, Reader
 from planner.check.one_file.deepspeed_rules import device_of, is_on, section, stage_of, tp_of
+from planner.check.one_file.trainer_facts import ON
 from planner.check.reading.arguments import REST, is_told
 from planner.check.together import File, Together
 
-ON = (True, 1, "true", "True", "TRUE", "yes", "1")
 MOST_DIGITS = 18
 DEFAULT_YAML_STAGE = 2
 """Source: accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin."""
@@ -158,6 +158,12 @@ def argument(together: Together, name: str, default: Any = None) -> Any:
 def argument_is_on(together: Together, *names: str) -> bool:
     """Whether one of these training arguments is switched on."""
     return any(argument(together, name) in ON for name in names)
+
+
+def fsdp_is_argued(together: Together) -> bool:
+    """Whether the training arguments themselves switch FSDP on."""
+    given = argument(together, "fsdp")
+    return given not in (None, "", [], False) and is_told(given)
 
 
 def argument_is_told(together: Together, *names: str) -> bool:

@@ -22,6 +22,7 @@ from planner.check.one_run.run_facts import (
     argument_is_on,
     argument_is_told,
     deepspeed_yaml,
+    fsdp_is_argued,
     launch_flag,
     number,
     reader_of,
@@ -74,11 +75,6 @@ def fsdp_goes_with_arguments(together: Together, context: Context) -> Iterator[P
         yield finding("DS308", "$.save_only_model", message, fix=fix, file=training.name)
 
 
-def _own_fsdp(together: Together) -> bool:
-    """Whether the arguments themselves switch FSDP on."""
-    return argument(together, "fsdp") not in (None, "", [], False) and is_told(argument(together, "fsdp"))
-
-
 def _launched_fsdp(together: Together) -> bool:
     """Whether accelerate starts FSDP."""
     yaml = yaml_of(together)
@@ -89,7 +85,7 @@ def _launched_fsdp(together: Together) -> bool:
 def _fsdp_is_on(together: Together) -> bool:
     if argument(together, "deepspeed") or deepspeed_yaml(together) is not None:
         return False  # DS304
-    return _own_fsdp(together) or _launched_fsdp(together)
+    return fsdp_is_argued(together) or _launched_fsdp(together)
 
 
 def _own_setting(together: Together, name: str) -> Any:
@@ -111,7 +107,7 @@ def _launched_setting(together: Together, name: str) -> Any:
 
 def _checkpoints(together: Together) -> bool:
     """FSDP's own checkpointing: what the arguments leave open comes from the launcher."""
-    own = _own_setting(together, "activation_checkpointing") if _own_fsdp(together) else None
+    own = _own_setting(together, "activation_checkpointing") if fsdp_is_argued(together) else None
     if own is None and _launched_fsdp(together):
         own = _launched_setting(together, "activation_checkpointing")
     return str(own).lower() in TRUE
@@ -119,7 +115,7 @@ def _checkpoints(together: Together) -> bool:
 
 def _state_dict_type(together: Together) -> Any:
     """As the plugin has it: arguments give a full one, the launcher exports only what is given."""
-    if _own_fsdp(together):
+    if fsdp_is_argued(together):
         return _own_setting(together, "state_dict_type")
     given = _launched_setting(together, "state_dict_type")
     version = _launched_setting(together, "version")

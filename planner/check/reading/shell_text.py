@@ -43,6 +43,11 @@ def commands(text: str) -> list[list[Word]]:
     return _parsed(text, {})
 
 
+def without_data(text: str) -> str:
+    """The script with blanks where a here-document holds data; every other sign keeps its place."""
+    return WRITTEN.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[3]), text)
+
+
 def assignments(text: str) -> dict[str, Word]:
     """The variables that a script sets once to one word, exported or not."""
     variables: dict[str, list[Word]] = {}
@@ -53,7 +58,7 @@ def assignments(text: str) -> dict[str, Word]:
 def _parsed(text: str, variables: dict[str, list[Word]]) -> list[list[Word]]:
     """The commands; what they assign is put into `variables`."""
     found: list[list[Word]] = [[]]
-    text = WRITTEN.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[3]), text)
+    text = without_data(text)
     at, length = 0, len(text)
     while at < length:
         if text[at] == "#" and (at == 0 or text[at - 1] in " \t\r\n;"):
